@@ -1,0 +1,1 @@
+"""Judging: the one scorer of episodes, and the studies."""

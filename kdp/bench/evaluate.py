@@ -1,0 +1,123 @@
+"""The only scorer of episodes: every planner and policy is judged here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from kdp.domains.domain import Domain
+from kdp.errors import UserError
+from kdp.plan import Controller, Planner
+
+SIDE_BY_SIDE = 100  # environments in one round
+
+
+class Actor(Protocol):
+    """What is judged: observations (N,d_s), goals (N,d_g) -> actions (N,d_a)."""
+
+    def act(self, observations: np.ndarray, goals: np.ndarray | None) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode, from the outside."""
+
+    total: float  # return
+    success: bool
+    steps_to_success: int | None
+    states: np.ndarray  # (T+1,d_s)
+    goal: np.ndarray | None
+
+
+def roll(actor: Actor, domain: Domain, seeds: list[int], console: Console | None = None) -> list[Episode]:
+    """One episode per seed, side by side. An environment that is done stands still until the last one is."""
+    if domain.environments is None:
+        raise UserError(f"{domain.name} has data but no environment to be judged in.")
+    environments = domain.environments(len(seeds))
+    observation, goals = environments.reset(seeds)
+    total, alive = np.zeros(len(seeds)), np.ones(len(seeds), bool)
+    first = np.full(len(seeds), -1)
+    states = [observation]
+    steps = range(1, domain.episode_steps + 1)
+    for t in track(steps, "episodes", console=console, transient=True) if console else steps:
+        answer = environments.step(actor.act(observation, goals))
+        total += np.where(alive, answer.reward, 0.0)
+        first = np.where(alive & answer.success & (first < 0), t, first)
+        observation = np.where(alive[:, None], answer.observation, observation)
+        states.append(observation)
+        alive = alive & ~answer.done
+        if not alive.any():
+            break
+    environments.close()
+    paths = np.stack(states, 1)
+    return [
+        Episode(float(total[i]), bool(first[i] > 0), int(first[i]) if first[i] > 0 else None, paths[i], _at(goals, i))
+        for i in range(len(seeds))
+    ]
+
+
+def evaluate(
+    planner: Planner,
+    domain: Domain,
+    *,
+    episodes: int,
+    candidates: int,
+    executor: str,
+    chunk: int = 1,
+    seed: int = 0,
+    console: Console | None = None,
+) -> tuple[dict[str, Any], list[Episode]]:
+    """Closed-loop scores and the episodes they come from."""
+    if episodes < 1:
+        raise UserError(f"episodes must be 1 or more; got {episodes}.")
+    played: list[Episode] = []
+    for at in range(0, episodes, SIDE_BY_SIDE):
+        seeds = [seed * 100_000 + i for i in range(at, min(at + SIDE_BY_SIDE, episodes))]
+        controller = Controller(planner, candidates, executor, chunk, seed=seed * 100_000 + at)  # type: ignore[arg-type]
+        played += roll(controller, domain, seeds, console)
+    totals = np.array([episode.total for episode in played])
+    scores = normalized(totals, domain)
+    arrivals = [episode.steps_to_success for episode in played if episode.steps_to_success is not None]
+    result = {
+        "score": None if scores is None else float(scores.mean()),
+        "score_sem": None if scores is None or len(scores) < 2 else float(scores.std(ddof=1) / len(scores) ** 0.5),
+        "return_mean": float(totals.mean()),
+        "success": float(np.mean([episode.success for episode in played])),
+        "time_to_goal": float(np.mean(arrivals)) if arrivals else None,
+        "episodes": episodes,
+        "candidates": candidates,
+        "executor": executor,
+        "chunk": chunk,
+        "seed": seed,
+        "nfe": planner.nfe,
+        "bef": planner.nfe * candidates,
+        "plan_ms_p50": plan_ms_p50(planner, played[0], candidates),
+    }
+    return result, played
+
+
+def normalized(totals: np.ndarray, domain: Domain) -> np.ndarray | None:
+    """Returns on the domain's scale: 0 and 100 are its reference returns."""
+    if domain.reference is None:
+        return None
+    low, high = domain.reference
+    return 100 * (totals - low) / (high - low)
+
+
+def plan_ms_p50(planner: Planner, episode: Episode, candidates: int, repeats: int = 50) -> float:
+    """Median time of one decision for one robot, in milliseconds, after a warm-up."""
+    times = []
+    for number in range(repeats + 5):
+        begin = time.perf_counter()
+        planner.plan(episode.states[0], episode.goal, candidates, seed=number)
+        times.append(time.perf_counter() - begin)
+    return 1e3 * float(np.median(times[5:]))
+
+
+def _at(goals: np.ndarray | None, index: int) -> np.ndarray | None:
+    return None if goals is None else goals[index]

@@ -1,0 +1,113 @@
+"""Minari datasets: those on this machine, else from Minari's remote where there is a network."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from contextlib import redirect_stdout
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+
+from kdp.datasets.files import check_arrays, reason
+from kdp.errors import UserError, did_you_mean
+from kdp.windows import Episodes
+
+ANSWER_SECONDS = 8.0
+"""How long the remote may take to say what it holds. The download after that has no limit."""
+
+
+def is_minari_id(text: str) -> bool:
+    """Does this look like "name-v0" or "namespace/name-v0"?"""
+    return re.fullmatch(r"([\w-]+/)*[\w-]+-v\d+", text) is not None
+
+
+def read_minari(dataset_id: str) -> Episodes:
+    """A Minari dataset by its id. Of observations in a Dict, the entry "observation"."""
+    import minari
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    if not is_minari_id(dataset_id):
+        raise UserError(f"a Minari id looks like namespace/name-v0; got {dataset_id!r}.")
+    try:
+        folder = get_dataset_path(dataset_id)
+        if not (folder / "data").exists():
+            _download(dataset_id)
+        arrays = _arrays(dataset_id, minari.load_dataset(dataset_id))
+    except UserError:
+        raise
+    except Exception as error:  # a damaged dataset raises whatever its storage format happens to raise
+        raise UserError(
+            f"the Minari dataset {dataset_id} on this machine cannot be read ({reason(error)}). "
+            "Delete its folder to download it again."
+        ) from error
+    return check_arrays(dataset_id, arrays)
+
+
+def _arrays(dataset_id: str, dataset: Any) -> dict[str, np.ndarray]:
+    """Flat arrays of all steps. Minari keeps the observation after the last step too; it is dropped."""
+    from gymnasium.spaces import Dict
+
+    space, nested = dataset.observation_space, isinstance(dataset.observation_space, Dict)
+    _check_space(dataset_id, "observation", space.get("observation", space) if nested else space)
+    _check_space(dataset_id, "action", dataset.action_space)
+    keys = ("observations", "actions", "rewards", "terminals", "timeouts")
+    parts: dict[str, list[np.ndarray]] = {key: [] for key in keys}
+    for episode in dataset.iterate_episodes():
+        steps = len(episode)
+        states = episode.observations["observation"] if nested else episode.observations
+        ended = np.asarray(episode.terminations, bool)
+        parts["observations"].append(states[:steps])
+        parts["actions"].append(episode.actions)
+        parts["rewards"].append(episode.rewards)
+        parts["terminals"].append(ended)
+        parts["timeouts"].append((np.arange(steps) == steps - 1) & ~ended)  # whatever ends here was cut short
+    if not parts["actions"]:
+        raise UserError(f"a dataset needs at least one step; {dataset_id} has no episodes.")
+    return {key: np.concatenate(arrays) for key, arrays in parts.items()}
+
+
+def _check_space(dataset_id: str, what: str, space: Any) -> None:
+    from gymnasium.spaces import Box
+
+    if not isinstance(space, Box) or len(space.shape) != 1:
+        entry = " or a Dict with such an entry 'observation'" if what == "observation" else ""
+        found = shorten(str(space), 120, placeholder=" ...")
+        raise UserError(f"{what}s must be a vector, a 1-D Box{entry}; {dataset_id} has {what}s in {found}.")
+
+
+def _download(dataset_id: str) -> None:
+    """Ask the remote first, in a thread that can be left behind: with no network it may try for minutes."""
+    import minari
+
+    answer: dict[str, Any] = {}
+
+    def ask() -> None:
+        try:
+            answer["known"] = minari.list_remote_datasets(prefix=dataset_id.rsplit("-v", 1)[0])
+        except Exception as error:  # each remote has errors of its own, without a common base
+            answer["error"] = error
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    if "known" not in answer:
+        error = answer.get("error", TimeoutError(f"no answer in {ANSWER_SECONDS:g} s"))
+        raise _missing(dataset_id, error) from error
+    if dataset_id not in answer["known"]:
+        close = did_you_mean(dataset_id, answer["known"]) if answer["known"] else "Check the spelling."
+        raise UserError(f"dataset {dataset_id} is neither on this machine nor on Minari's remote. {close}")
+    try:
+        with redirect_stdout(sys.stderr):  # Minari prints its progress
+            minari.download_dataset(dataset_id)
+    except Exception as error:
+        raise _missing(dataset_id, error) from error
+
+
+def _missing(dataset_id: str, error: Exception) -> UserError:
+    return UserError(
+        f"dataset {dataset_id} is not on this machine and cannot be downloaded ({reason(error)}). "
+        "Make a set with `kdp data make ...`, or give the path of an .hdf5 or .npz file."
+    )

@@ -1,0 +1,69 @@
+"""A domain: data, how to look at it, and (where there is one) the environment to be judged in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kdp.keys import KeyMap, state_key
+from kdp.plan import Tracker
+from kdp.score import Arrival
+from kdp.windows import Episodes, Goals
+
+
+class Step(NamedTuple):
+    """What N environments answer, (N,...) each."""
+
+    observation: np.ndarray
+    reward: np.ndarray
+    done: np.ndarray
+    success: np.ndarray
+
+
+class Environments(Protocol):
+    """N environments side by side, each for one episode."""
+
+    def reset(self, seeds: list[int]) -> tuple[np.ndarray, np.ndarray | None]:
+        """-> observations (N,d_s), goals (N,d_g) or None."""
+        ...
+
+    def step(self, actions: np.ndarray) -> Step: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Domain:
+    name: str
+    about: str
+    episodes: Callable[[], Episodes]
+    """Reads the data, and makes it the first time where it can be made."""
+    source: str | None = None
+    """What `kdp train` was given, where it is not the name."""
+    horizon: int = 32
+    stride: int = 1
+    goals: Goals | None = None
+    key: KeyMap = state_key
+    tilt: float = 0.0
+    """Default of drift.tilt, in steps."""
+    scorer: Arrival | None = None
+    tracker: Tracker | None = None
+    environments: Callable[[int], Environments] | None = None
+    episode_steps: int = 1000
+    reference: tuple[float, float] | None = None
+    """Returns that score 0 and 100."""
+    steps: int = 20_000
+    """Training steps unless asked otherwise."""
+    walls: list[list[int]] | None = None
+    """A map for pictures: rows, 1 a wall."""
+    make: Callable[[int | None, int, Path | None], Path] | None = None
+    """`kdp data make`: (steps, seed, file), each None for the usual -> the file."""
+
+    @property
+    def executor(self) -> str:
+        """The usual executor: track where there is a law for it."""
+        return "track" if self.tracker else "action"

@@ -1,0 +1,195 @@
+"""ALGORITHM 1: the drift fields and the drift loss.
+
+A field says where a generated window should move: toward data that fits its condition, away from its own kind. The
+generator is then regressed onto its own moved output, so that refinement is paid in training and a plan is one call.
+
+Letters: B conditions, G samples of one condition, P positives (data windows) of one condition, L tokens, D token width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+EPS = 1e-8
+
+# Distances mean different things to different fields, so each has temperatures of its own. `docs/fields.md` has the study.
+TEMPERATURES: dict[str, tuple[float, ...]] = {
+    "joint": (0.02, 0.1, 0.4, 2.0),
+    "keyed": (0.05, 0.2, 1.0),
+    "window": (0.05, 0.2, 1.0),
+    "apart": (0.02, 0.1, 0.4, 2.0),
+    "energy": (1.0,),
+    "sinkhorn": (0.05, 0.2, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class DriftConfig:
+    """The drift field and its ablations."""
+
+    field: Literal["joint", "keyed", "window", "apart", "energy", "sinkhorn"] = "joint"
+    """joint: the key picks the neighbourhood and a window kernel shapes the drift inside it. keyed: the paper's field,
+    weights from keys alone. window: the paper's ablation without keying."""
+    temperatures: tuple[float, ...] = ()
+    """Kernel temperatures to average over; a single one is an ablation. Default: the field's own."""
+    samples: int = 8
+    """G: generated windows per condition (joint)."""
+    positives: int = 32
+    """P: data windows per condition, its own and its nearest in key space (joint)."""
+    key_temperature: float = 0.05
+    """Bandwidth of the key kernel on standardised keys: whose futures count (joint)."""
+    tilt: float | None = None
+    """A positive that reaches the goal this many steps sooner attracts e times as much (joint, goal problems); 0 turns it
+    off. Default: the domain's own."""
+    self_negatives: bool = False
+    """Ablation: a window repels itself too."""
+    repulsion: bool = True
+    """Ablation when off: attraction only."""
+    normalize: bool = True
+    """Ablation when off: the drift keeps its raw size."""
+    lambda_s: float = 1.0
+    """Weight of state coordinates, in the loss and in window distances."""
+    lambda_a: float = 1.0
+    """Weight of action coordinates, in the loss and in window distances."""
+
+    def scale(self) -> tuple[float, ...]:
+        return self.temperatures or TEMPERATURES[self.field]
+
+
+class Field(NamedTuple):
+    """Where each window should move, and the story of it for the log."""
+
+    drift: Tensor  # shaped like the generated windows, zero where clamped
+    metrics: dict[str, Tensor]
+
+
+def joint_field(x: Tensor, y: Tensor, log_weight: Tensor, weight: Tensor, config: DriftConfig) -> Field:
+    """x (B,G,L,D) samples, y (B,P,L,D) positives, log_weight (B,P), weight (L,D) zero where clamped -> drift (B,G,L,D).
+
+    Samples of one condition compete for its positives: a sample follows the positives that it is nearest to, and less so
+    where its siblings are. Two modes behind one key both keep their followers.
+    """
+    positives, metric = y.shape[1], weight.sqrt()
+    d_pos, d_neg = distances((x * metric).flatten(2), (y * metric).flatten(2))
+    log_weight = log_weight - log_weight.logsumexp(1, keepdim=True) + math.log(positives)  # mean weight 1
+    drift, attract, repel, raw = torch.zeros_like(x), 0.0, 0.0, 0.0
+    for tau in config.scale():
+        pos, neg = log_weight[:, None] - d_pos / tau, mask_self(-d_neg / tau, config)
+        a_pos, a_neg = WEIGHTS[config.field](pos, neg, d_pos, d_neg, log_weight)
+        if not config.repulsion:
+            a_pos, a_neg = a_pos / (a_pos.sum(2, keepdim=True) + EPS), torch.zeros_like(a_neg)
+        plus = combine(a_pos, y) - a_pos.sum(2)[..., None, None] * x
+        minus = combine(a_neg, x) - a_neg.sum(2)[..., None, None] * x
+        v = (plus - minus) * (weight > 0)
+        size = rms(v)
+        drift = drift + (v / (size + EPS) if config.normalize else v) / len(config.scale())
+        attract, repel, raw = attract + rms(plus), repel + rms(minus), raw + size
+    return Field(drift, story(drift, attract, repel, raw, len(config.scale())))
+
+
+def two_sided(pos, neg, d_pos, d_neg, log_weight):
+    both = torch.cat([pos, neg], 2)
+    a = (both.softmax(2) * both.softmax(1).nan_to_num(0.0)).sqrt()
+    a_pos, a_neg = a[..., : pos.shape[2]], a[..., pos.shape[2] :]
+    if neg.shape[2] == 1:
+        return a_pos, a_neg
+    return a_pos * a_neg.sum(2, keepdim=True), a_neg * a_pos.sum(2, keepdim=True)
+
+
+def apart(pos, neg, d_pos, d_neg, log_weight):
+    return pos.softmax(2), neg.softmax(2).nan_to_num(0.0)
+
+
+def energy(pos, neg, d_pos, d_neg, log_weight):
+    a_neg = torch.isfinite(neg) / (d_neg + 1e-3)
+    return log_weight.exp()[:, None] / pos.shape[2] / (d_pos + 1e-3), a_neg / max(neg.shape[2] - 1, 1)
+
+
+def sinkhorn(pos, neg, d_pos, d_neg, log_weight):
+    def balance(logits, column):
+        for _ in range(10):
+            logits = logits - logits.logsumexp(1, keepdim=True) + column
+            logits = logits - logits.logsumexp(2, keepdim=True)
+        return logits.exp().nan_to_num(0.0)
+
+    share = math.log(pos.shape[1])
+    return (
+        balance(pos, log_weight[:, None] - math.log(pos.shape[2]) + share),
+        balance(neg, share - math.log(neg.shape[2])),
+    )
+
+
+WEIGHTS = {"joint": two_sided, "apart": apart, "energy": energy, "sinkhorn": sinkhorn}
+
+
+def keyed_field(x: Tensor, y: Tensor, x_key: Tensor, y_key: Tensor, free: Tensor, config: DriftConfig) -> Field:
+    """x, y (B,L,D) generated and data windows, their keys (B,d_k), free (L,D) false where clamped -> drift (B,L,D).
+
+    The paper's field: who is near is decided by keys alone. The keys do not contain the noise, so neither does the drift:
+    it moves the mean of a condition's windows, and nothing makes them spread (docs/paper-to-code.md).
+    """
+    return _mean_shift(x, y, torch.cdist(x_key, y_key), torch.cdist(x_key, x_key), free, config)
+
+
+def window_field(x: Tensor, y: Tensor, free: Tensor, config: DriftConfig) -> Field:
+    """x, y (B,L,D), free (L,D) -> drift (B,L,D). The paper's ablation: who is near is decided by whole windows."""
+    flat_x, flat_y = x.flatten(1), y.flatten(1)
+    return _mean_shift(x, y, torch.cdist(flat_x, flat_y), torch.cdist(flat_x, flat_x), free, config)
+
+
+def _mean_shift(x: Tensor, y: Tensor, d_pos: Tensor, d_neg: Tensor, free: Tensor, config: DriftConfig) -> Field:
+    drift, attract, repel = torch.zeros_like(x), 0.0, 0.0
+    for tau in config.scale():  # Alg. 1, l. 5
+        w_pos = (-d_pos / tau).softmax(1)  # l. 6
+        w_neg = mask_self(-d_neg / tau, config).softmax(1).nan_to_num(0.0)  # l. 3 and 7
+        mu_pos, mu_neg = combine(w_pos, y), combine(w_neg, x)  # l. 8
+        drift = drift + (mu_pos - mu_neg if config.repulsion else mu_pos) / len(config.scale())  # l. 9
+        attract, repel = attract + rms(mu_pos - x), repel + rms(mu_neg - x)
+    drift = drift * free  # l. 11
+    raw = rms(drift)
+    if config.normalize:  # Eq. 17, sample by sample
+        drift = drift / (drift.square().mean((1, 2), keepdim=True).sqrt() + EPS)
+    return Field(drift, story(drift, attract, repel, raw * len(config.scale()), len(config.scale())))
+
+
+def drift_loss(x: Tensor, field: Field, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """x (...,L,D) clamped output of the generator -> its weighted distance to where the field would move it (l. 12-15).
+
+    No gradient flows through the target; the drift is zero on clamped coordinates, so the target is clamped as x is.
+    """
+    target = (x + field.drift).detach()
+    return (weight * (x - target).square()).mean(), field.metrics
+
+
+def distances(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """x (B,G,N), y (B,P,N) -> d_pos (B,G,P) and d_neg (B,G,G), both over their common mean in each condition."""
+    d_pos, d_neg = torch.cdist(x, y), torch.cdist(x, x)
+    pairs = d_pos[0].numel() + d_neg.shape[1] * (d_neg.shape[1] - 1)
+    mean = ((d_pos.sum((1, 2)) + d_neg.sum((1, 2))) / pairs + EPS)[:, None, None]
+    return d_pos / mean, d_neg / mean
+
+
+def mask_self(logits: Tensor, config: DriftConfig) -> Tensor:
+    """logits (...,N,N) -> the same with nothing on the diagonal: a window does not repel itself."""
+    if config.self_negatives:
+        return logits
+    return logits.masked_fill(torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device), -math.inf)
+
+
+def combine(weight: Tensor, windows: Tensor) -> Tensor:
+    """weight (...,N,M), windows (...,M,L,D) -> weighted sums (...,N,L,D)."""
+    return (weight @ windows.flatten(-2)).unflatten(-1, windows.shape[-2:])
+
+
+def rms(v: Tensor) -> Tensor:
+    return v.square().mean().sqrt()
+
+
+def story(drift: Tensor, attract, repel, raw, count: int) -> dict[str, Tensor]:
+    """The log's numbers; every name is explained in docs/metrics.md."""
+    return {"drift/rms": raw / count, "drift/attract": attract / count, "drift/repel": repel / count}

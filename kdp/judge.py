@@ -1,0 +1,167 @@
+"""What `kdp eval` and `kdp plan` do: judge a run in its environment, and show a single plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from kdp.bench.evaluate import Episode, evaluate
+from kdp.checkpoint import replacing, save_json
+from kdp.domains import DOMAINS, Domain
+from kdp.errors import UserError, did_you_mean
+from kdp.pictures import draw_plan, draw_rollouts
+from kdp.plan import Plan, Planner
+from kdp.provenance import commit, device_name, versions
+from kdp.runs import load, read_config
+
+EVAL, PICTURE = "eval.json", "rollouts.png"
+
+
+def judge(
+    run: Path,
+    episodes: int,
+    candidates: int,
+    executor: str | None,
+    chunk: int,
+    seed: int,
+    domain_name: str | None,
+    device: str,
+    console: Console,
+) -> dict[str, Any]:
+    """Closed-loop evaluation of a run: prints a table, writes eval.json and a picture, returns what it wrote."""
+    about = read_config(run)
+    domain = _domain(about, domain_name, run)
+    planner = load(run, device)
+    executor = executor or ("track" if planner.tracker else "action")
+    result, played = evaluate(
+        planner,
+        domain,
+        episodes=episodes,
+        candidates=candidates,
+        executor=executor,
+        chunk=chunk,
+        seed=seed,
+        console=console,
+    )
+    result |= {
+        "domain": domain.name,
+        "dataset": about["data"]["name"],
+        "method": about["config"]["method"],
+        "field": about["config"]["drift"]["field"],
+        "train_seed": about["config"]["seed"],
+        "device": device_name(device),
+        "commit": commit(),
+        "versions": versions(),
+    }
+    save_json(run / EVAL, result)
+    console.print(_table(result))
+    if domain.walls:
+        _picture(run / PICTURE, planner, played, candidates, domain)
+        console.print(f"wrote {run / EVAL} and {run / PICTURE}")
+    else:
+        console.print(f"wrote {run / EVAL}")
+    return result
+
+
+def show_plan(
+    run: Path,
+    observation: list[float],
+    goal: list[float] | None,
+    candidates: int,
+    seed: int,
+    out: Path | None,
+    console: Console,
+) -> Plan:
+    """One plan: a short table, and a file if asked."""
+    if out is not None and out.suffix not in (".json", ".png"):
+        raise UserError(f"--out must end in .json or .png; got {str(out)!r}.")
+    about = read_config(run)
+    plan = load(run).plan(observation, goal, candidates, seed)
+    table = Table("token", "state", "first action", title=f"best of {candidates}, score {plan.scores[plan.index]:.2f}")
+    for token in _few(len(plan.best)):
+        row = plan.best[token]
+        table.add_row(str(token), _show(plan.states[token]), _show(row[plan.state_dim :][: plan.action_dim]))
+    console.print(table)
+    console.print(f"{len(plan.actions)} actions planned in {1e3 * plan.latency_s:.1f} ms")
+    if out is None:
+        return plan
+    if out.suffix == ".png":
+        places = tuple(about["goal_dims"][:2]) or None
+        draw_plan(
+            out,
+            plan.states,
+            plan.candidates[:, :, : plan.state_dim],
+            best=plan.index,
+            walls=about["walls"],
+            start=None if places is None else [observation[i] for i in places],
+            goal=goal,
+            position_dims=places,  # type: ignore[arg-type]
+            title=f"{candidates} plans in one call",
+        )
+    else:
+        arrays = {name: getattr(plan, name).tolist() for name in ("actions", "states", "candidates", "scores")}
+        with replacing(out) as temporary:
+            temporary.write_text(json.dumps({"index": plan.index, "latency_s": plan.latency_s} | arrays) + "\n")
+    console.print(f"wrote {out}")
+    return plan
+
+
+def _domain(about: dict[str, Any], name: str | None, run: Path) -> Domain:
+    name = name or about["domain"]
+    if name is None:
+        raise UserError(
+            f"{run} was trained on a file, which has no environment; say where to judge it with --domain. "
+            + did_you_mean("", DOMAINS)
+        )
+    if name not in DOMAINS:
+        raise UserError(f"{name!r} is not a domain. {did_you_mean(name, DOMAINS)}")
+    return DOMAINS[name]
+
+
+def _table(result: dict[str, Any]) -> Table:
+    table = Table("measure", "value", title=f"{result['domain']}: {result['method']}, {result['field']} field")
+    error = "" if result["score_sem"] is None else f" ± {result['score_sem']:.1f}"
+    rows = {
+        "score": "-" if result["score"] is None else f"{result['score']:.1f}{error}",
+        "success": f"{100 * result['success']:.0f}%",
+        "steps to goal": "-" if result["time_to_goal"] is None else f"{result['time_to_goal']:.0f}",
+        "return": f"{result['return_mean']:.1f}",
+        "episodes": str(result["episodes"]),
+        "candidates": str(result["candidates"]),
+        "executor": f"{result['executor']}, planning every {result['chunk']} steps",
+        "network calls per plan": str(result["nfe"]),
+        "time per plan (median)": f"{result['plan_ms_p50']:.2f} ms",
+        "data": result["dataset"],
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _picture(path: Path, planner: Planner, played: list[Episode], candidates: int, domain: Domain) -> None:
+    """Up to eight episodes: what the first decision saw, and where it led."""
+    panels = []
+    random = torch.Generator().manual_seed(0)
+    for number, episode in enumerate(played[:8]):
+        state = torch.as_tensor(episode.states[:1], dtype=torch.float32, device=planner.device)
+        goal = torch.as_tensor(episode.goal[None], dtype=torch.float32, device=planner.device)  # type: ignore[index]
+        plans = planner.plan_batch(state, goal, max(candidates, 16), random)
+        arrived = f"there after {episode.steps_to_success}" if episode.success else "did not arrive"
+        windows = plans.candidates[0, :, :, :2].cpu().numpy()
+        panels.append((f"episode {number}: {arrived}", episode.states[:, :2], windows, int(plans.index[0])))
+    draw_rollouts(path, panels, walls=domain.walls, goal=played[0].goal)
+
+
+def _few(count: int) -> list[int]:
+    """The first and last tokens, and some between."""
+    return sorted({round(i * (count - 1) / 7) for i in range(8)})
+
+
+def _show(numbers) -> str:
+    shown = " ".join(f"{number:6.2f}" for number in numbers[:6])
+    return shown + (" ..." if len(numbers) > 6 else "")

@@ -1,0 +1,97 @@
+"""Keyed Drifting Policies: a generator of whole windows in one call, trained with a drift field (Alg. 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kdp.drift import DriftConfig, drift_loss, joint_field, keyed_field, window_field
+from kdp.keys import Clamp, Condition
+from kdp.networks import ResidualMLP, TemporalUNet
+from kdp.sampler import Batch
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The generator."""
+
+    kind: Literal["mlp", "unet"] = "mlp"
+    """mlp: residual MLP, fast. unet: temporal U-Net, as in Diffuser."""
+    width: int = 256
+    """Width of the MLP, or channels of the U-Net's first level times 8."""
+    blocks: int = 3
+    """Residual blocks (mlp)."""
+    noise: int = 32
+    """Coordinates of the noise z."""
+
+
+class KDP(nn.Module):
+    """`sample` draws windows in one call; `loss` is one step of Algorithm 1."""
+
+    nfe = 1
+
+    def __init__(self, clamp: Clamp, drift: DriftConfig, network: NetworkConfig):
+        super().__init__()
+        self.clamp, self.drift, self.noise = clamp, drift, network.noise
+        told = clamp.state_dim + len(clamp.goal_dims)
+        self.generator: nn.Module
+        if network.kind == "mlp":
+            self.generator = ResidualMLP(
+                network.noise, told, clamp.tokens * clamp.width, network.width, network.blocks
+            )
+        else:
+            self.generator = TemporalUNet(network.noise, told, clamp.tokens, clamp.width, network.width // 8)
+        weight = torch.full((clamp.tokens, clamp.width), drift.lambda_a)
+        weight[:, : clamp.state_dim] = drift.lambda_s
+        self.weight: Tensor
+        self.register_buffer("weight", weight * clamp.mask(), persistent=False)
+
+    @property
+    def grouped(self) -> bool:
+        """The paper's fields draw one sample per condition and compare across the batch; the others draw G."""
+        return self.drift.field not in ("keyed", "window")
+
+    @property
+    def samples(self) -> int:
+        return self.drift.samples if self.grouped else 1
+
+    @property
+    def positives(self) -> int:
+        return self.drift.positives if self.grouped else 0
+
+    def sample(self, condition: Condition, n: int, generator: torch.Generator) -> Tensor:
+        """B conditions -> clamped windows (B,n,L,D), standardised."""
+        z = torch.randn(len(condition), n, self.noise, generator=generator).to(condition.state.device)
+        return self.decode(z, condition)
+
+    def decode(self, z: Tensor, condition: Condition) -> Tensor:
+        """z (B,n,Z) -> clamped windows (B,n,L,D)."""
+        x = self.generator(z, condition.vector()[:, None])
+        return self.clamp(x.unflatten(-1, (self.clamp.tokens, self.clamp.width)), condition)
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        x = self.sample(batch.condition, self.samples, generator)  # Alg. 1, l. 1-2
+        with torch.no_grad():
+            if self.grouped:
+                assert batch.positives is not None
+                field = joint_field(x, batch.positives, self.log_weight(batch), self.weight, self.drift)
+            elif self.drift.field == "keyed":
+                x = x.squeeze(1)
+                field = keyed_field(x, batch.windows, batch.keys, batch.keys, self.weight > 0, self.drift)
+            else:
+                x = x.squeeze(1)
+                field = window_field(x, batch.windows, self.weight > 0, self.drift)
+        loss, metrics = drift_loss(x, field, self.weight)
+        spread = {"sample/spread": x.detach().std(1).mean()} if self.samples > 1 else {}
+        return loss, metrics | spread
+
+    def log_weight(self, batch: Batch) -> Tensor:
+        """(B,P): how much each positive counts, by its key and, in goal problems, by how soon it arrives."""
+        assert batch.key_distance is not None
+        weight = -batch.key_distance / self.drift.key_temperature
+        if self.drift.tilt and batch.arrival is not None:
+            weight = weight - batch.arrival / self.drift.tilt
+        return weight

@@ -1,0 +1,186 @@
+"""Networks, as plain modules: two generators (residual MLP, temporal U-Net) and the critics."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kdp.errors import UserError
+
+
+class ResidualMLP(nn.Module):
+    """noise (...,Z), condition (...,C) -> (..., out): one wide residual stream.
+
+    The two inputs enter through layers of their own, so that the condition's part can be computed once for
+    all candidates of a plan: noise (B,K,Z) and condition (B,1,C) broadcast.
+    """
+
+    def __init__(self, noise: int, condition: int, out: int, width: int = 256, blocks: int = 3):
+        super().__init__()
+        self.from_noise = nn.Linear(noise, width)
+        self.from_condition = nn.Sequential(nn.Linear(condition, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+            for _ in range(blocks)
+        )
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, out))
+
+    def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
+        h = self.from_noise(noise) + self.from_condition(condition)
+        for block in self.blocks:
+            h = h + block(h)
+        return self.head(h)
+
+
+class _ConvBlock(nn.Module):
+    """x (N,I,T), embedding (N,E) -> (N,O,T): two convolutions, the embedding added between, and a bypass."""
+
+    def __init__(self, inputs: int, outputs: int, embedding: int):
+        super().__init__()
+        groups = math.gcd(8, outputs // 4)  # four channels or more in each: a lone token can be normalised
+        self.before = nn.Sequential(
+            nn.Conv1d(inputs, outputs, 5, padding=2), nn.GroupNorm(groups, outputs), nn.Mish()
+        )
+        self.shift = nn.Linear(embedding, outputs)
+        self.after = nn.Sequential(
+            nn.Conv1d(outputs, outputs, 5, padding=2), nn.GroupNorm(groups, outputs), nn.Mish()
+        )
+        self.around = nn.Identity() if inputs == outputs else nn.Conv1d(inputs, outputs, 1)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return self.around(x) + self.after(self.before(x) + self.shift(embedding)[..., None])
+
+
+class UNetBackbone(nn.Module):
+    """x (N,L,I), embedding (N,E) -> (N,L,O): Diffuser's temporal U-Net, for any number of tokens L.
+
+    Each level has half the tokens of the one above. Inside, a sequence is lengthened to a multiple of
+    2**(levels-1) by repeating its last token, as windows do at the end of an episode.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        embedding: int,
+        channels: int = 32,
+        multipliers: tuple[int, ...] = (1, 2, 4),
+    ):
+        super().__init__()
+        if channels < 4 or channels % 4:
+            raise UserError(
+                f"channels must be a multiple of 4; got {channels=}. Try {max(channels // 4, 1) * 4}."
+            )
+        sizes = [channels * multiplier for multiplier in multipliers]
+        self.multiple = 2 ** (len(sizes) - 1)
+        pairs = list(zip(sizes[:-1], sizes[1:], strict=True))  # (this level, the one below)
+
+        def level(first: int, size: int) -> nn.ModuleList:
+            return nn.ModuleList([_ConvBlock(first, size, embedding), _ConvBlock(size, size, embedding)])
+
+        self.enter = level(inputs, sizes[0])
+        self.shrink = nn.ModuleList(nn.Conv1d(upper, upper, 3, stride=2, padding=1) for upper, _ in pairs)
+        self.down = nn.ModuleList(level(upper, lower) for upper, lower in pairs)
+        self.middle = level(sizes[-1], sizes[-1])
+        self.grow = nn.ModuleList(
+            nn.ConvTranspose1d(lower, upper, 4, stride=2, padding=1) for upper, lower in reversed(pairs)
+        )
+        self.up = nn.ModuleList(level(2 * upper, upper) for upper, _ in reversed(pairs))
+        self.head = nn.Conv1d(sizes[0], outputs, 1)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        tokens = x.shape[1]
+        missing = -tokens % self.multiple
+        h = torch.cat([x, x[:, -1:].expand(-1, missing, -1)], 1).transpose(1, 2)
+        h = _through(self.enter, h, embedding)
+        skips = []
+        for shrink, blocks in zip(self.shrink, self.down, strict=True):
+            skips.append(h)
+            h = _through(blocks, shrink(h), embedding)
+        h = _through(self.middle, h, embedding)
+        for grow, blocks in zip(self.grow, self.up, strict=True):
+            h = _through(blocks, torch.cat([grow(h), skips.pop()], 1), embedding)
+        return self.head(h)[..., :tokens].transpose(1, 2)
+
+
+def _through(blocks: nn.Module, h: Tensor, embedding: Tensor) -> Tensor:
+    for block in blocks.children():
+        h = block(h, embedding)
+    return h
+
+
+class TemporalUNet(nn.Module):
+    """noise (...,Z), condition (...,C) -> (..., tokens*width): the U-Net as a generator, like ResidualMLP.
+
+    The noise becomes the sequence that enters the U-Net, through one linear map; the condition, embedded once
+    for all candidates of a plan, is added in every block: noise (B,K,Z) and condition (B,1,C) broadcast.
+    """
+
+    def __init__(
+        self,
+        noise: int,
+        condition: int,
+        tokens: int,
+        width: int,
+        channels: int = 32,
+        multipliers: tuple[int, ...] = (1, 2, 4),
+    ):
+        super().__init__()
+        embedding = 4 * channels
+        self.shape = (tokens, channels)
+        self.from_noise = nn.Linear(noise, tokens * channels)
+        self.from_condition = nn.Sequential(
+            nn.Linear(condition, embedding), nn.Mish(), nn.Linear(embedding, embedding), nn.Mish()
+        )
+        self.unet = UNetBackbone(channels, width, embedding, channels, multipliers)
+
+    def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
+        lead = torch.broadcast_shapes(noise.shape[:-1], condition.shape[:-1])
+        sequence = self.from_noise(noise).expand(*lead, -1).reshape(-1, *self.shape)
+        embedding = self.from_condition(condition)
+        embedding = embedding.expand(*lead, -1).reshape(-1, embedding.shape[-1])
+        return self.unet(sequence, embedding).reshape(*lead, -1)
+
+
+class _StackedLinear(nn.Module):
+    """(heads,N,inputs) -> (heads,N,outputs): one linear layer per head, each initialised as nn.Linear is."""
+
+    def __init__(self, heads: int, inputs: int, outputs: int):
+        super().__init__()
+        bound = inputs**-0.5
+        self.weight = nn.Parameter(torch.empty(heads, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(heads, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, h, self.weight)
+
+
+class _StackedNorm(nn.Module):
+    """(heads,N,width) -> (heads,N,width): LayerNorm with a scale and shift per head."""
+
+    def __init__(self, heads: int, width: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(heads, 1, width))
+        self.shift = nn.Parameter(torch.zeros(heads, 1, width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return functional.layer_norm(h, h.shape[-1:]) * self.scale + self.shift
+
+
+class Critic(nn.Module):
+    """x (..., inputs) -> (heads, ...): one value network per head, computed together; `layers` are hidden."""
+
+    def __init__(self, inputs: int, width: int = 256, layers: int = 3, heads: int = 2):
+        super().__init__()
+        self.heads = heads
+        modules: list[nn.Module] = []
+        for size in [inputs] + [width] * (layers - 1):
+            modules += [_StackedLinear(heads, size, width), _StackedNorm(heads, width), nn.SiLU()]
+        self.stack = nn.Sequential(*modules, _StackedLinear(heads, width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).expand(self.heads, -1, -1)
+        return self.stack(rows).reshape(self.heads, *x.shape[:-1])

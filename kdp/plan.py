@@ -1,0 +1,190 @@
+"""ALGORITHM 2: receding-horizon planning. Draw K windows in one call, score them, take the best, act, repeat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kdp.errors import UserError
+from kdp.keys import Condition
+from kdp.normalize import Normalizer
+from kdp.score import Scorer
+
+Sample = Callable[[Condition, int, torch.Generator], Tensor]
+Executor = Literal["action", "track"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One decision, in the dataset's units."""
+
+    candidates: np.ndarray  # (K,L,D), state block first
+    scores: np.ndarray  # (K,); zeros where there is no scorer
+    index: int  # which candidate was chosen
+    state_dim: int
+    action_dim: int
+    latency_s: float
+
+    @property
+    def best(self) -> np.ndarray:
+        """(L,D) the chosen window."""
+        return self.candidates[self.index]
+
+    @property
+    def states(self) -> np.ndarray:
+        """(L,d_s) planned states, one a token."""
+        return self.best[:, : self.state_dim]
+
+    @property
+    def actions(self) -> np.ndarray:
+        """(H,d_a) planned actions, one a step: the stride undone."""
+        return self.best[:, self.state_dim :].reshape(-1, self.action_dim)
+
+
+class Plans(NamedTuple):
+    """Decisions of N environments side by side."""
+
+    candidates: Tensor  # (N,K,L,D) in the dataset's units
+    scores: Tensor  # (N,K)
+    index: Tensor  # (N,)
+
+    @property
+    def best(self) -> Tensor:
+        """(N,L,D)"""
+        return self.candidates[torch.arange(len(self.index), device=self.index.device), self.index]
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """A PD law on planned states: the `track` executor of domains that define one."""
+
+    position: tuple[int, ...]
+    velocity: tuple[int, ...]
+    kp: float
+    kd: float
+    lookahead: int  # steps: which planned state is steered at
+    low: float = -1.0
+    high: float = 1.0
+
+    def __call__(self, target: Tensor, state: Tensor) -> Tensor:
+        """target, state (N,d_s) -> actions (N,d_a)."""
+        error = target - state
+        force = self.kp * error[:, list(self.position)] + self.kd * error[:, list(self.velocity)]
+        return force.clamp(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Everything needed to plan: a sampler of windows, the units, and what to do with the candidates."""
+
+    sample: Sample
+    normalizer: Normalizer
+    stride: int
+    goal_dims: tuple[int, ...] = ()
+    scorer: Scorer | None = None
+    tracker: Tracker | None = None
+    device: torch.device = torch.device("cpu")
+    nfe: int = 1  # network calls one after the other in a plan
+
+    @property
+    def state_dim(self) -> int:
+        return len(self.normalizer.state_mean)
+
+    @property
+    def action_dim(self) -> int:
+        return len(self.normalizer.action_mean)
+
+    @torch.inference_mode()
+    def plan_batch(
+        self, observations: Tensor, goals: Tensor | None, candidates: int, generator: torch.Generator
+    ) -> Plans:
+        """observations (N,d_s), goals (N,d_g) in the dataset's units -> N plans (Alg. 2)."""
+        condition = Condition(self.normalizer.state(observations))
+        if goals is not None:
+            condition = Condition(condition.state, self.normalizer.goal(goals, self.goal_dims))
+        windows = self.normalizer.untokens(self.sample(condition, candidates, generator))  # l. 1-2
+        if self.scorer is None:  # l. 5-6
+            scores = torch.zeros(windows.shape[:2], device=windows.device)
+        else:  # l. 3-4
+            scores = self.scorer(windows, goals)
+        return Plans(windows, scores, scores.argmax(1))
+
+    def plan(self, observation, goal=None, candidates: int = 64, seed: int = 0) -> Plan:
+        """observation (d_s,), goal (d_g,) -> the best of `candidates` windows drawn in one call."""
+        begin = time.perf_counter()
+        observations = self._row("observation", observation, self.state_dim)
+        goals = self._goal(goal)
+        if candidates < 1:
+            raise UserError(f"candidates must be 1 or more; got {candidates}.")
+        plans = self.plan_batch(observations, goals, candidates, torch.Generator().manual_seed(seed))
+        windows, scores, index = (t[0].cpu().numpy() for t in plans)
+        return Plan(
+            windows, scores, int(index), self.state_dim, self.action_dim, time.perf_counter() - begin
+        )
+
+    def _goal(self, goal) -> Tensor | None:
+        if not self.goal_dims:
+            if goal is not None:
+                raise UserError("this run was trained without goals; leave the goal out.")
+            return None
+        if goal is None:
+            raise UserError(
+                f"this run plans toward a goal of {len(self.goal_dims)} numbers; got none. Give one."
+            )
+        return self._row("goal", goal, len(self.goal_dims))
+
+    def _row(self, name: str, value, size: int) -> Tensor:
+        row = torch.as_tensor(np.asarray(value, np.float32), device=self.device)
+        if row.shape != (size,):
+            raise UserError(f"{name} must be {size} numbers; got shape {tuple(row.shape)}.")
+        if not torch.isfinite(row).all():
+            raise UserError(f"{name} must be finite; got {row.tolist()}.")
+        return row[None]
+
+
+class Controller:
+    """Closes the loop for N environments: replans every `chunk` steps and executes the plan in between."""
+
+    def __init__(
+        self, planner: Planner, candidates: int = 16, executor: Executor = "action", chunk: int = 1, seed: int = 0
+    ):
+        if executor not in ("action", "track"):
+            raise UserError(f"executor must be action or track; got {executor!r}.")
+        if executor == "track" and planner.tracker is None:
+            raise UserError("the track executor needs a domain with a tracking law; this run has none. Use action.")
+        if candidates < 1 or chunk < 1:
+            raise UserError(f"candidates and chunk must be 1 or more; got {candidates=} {chunk=}.")
+        self.planner, self.candidates, self.executor, self.chunk = planner, candidates, executor, chunk
+        self.random = torch.Generator().manual_seed(seed)
+        self.plans: Plans | None = None
+        self.age = 0
+
+    def act(self, observations: np.ndarray, goals: np.ndarray | None) -> np.ndarray:
+        """observations (N,d_s), goals (N,d_g) -> actions (N,d_a)."""
+        planner = self.planner
+        state = torch.as_tensor(observations, dtype=torch.float32, device=planner.device)
+        if self.plans is None or self.age >= self.chunk:
+            goal = None if goals is None else torch.as_tensor(goals, dtype=torch.float32, device=planner.device)
+            self.plans, self.age = planner.plan_batch(state, goal, self.candidates, self.random), 0
+        window = self.plans.best
+        if self.executor == "track" and planner.tracker is not None:
+            target = state_at(window[..., : planner.state_dim], (self.age + planner.tracker.lookahead) / planner.stride)
+            action = planner.tracker(target, state)
+        else:
+            actions = window[..., planner.state_dim :].reshape(len(window), -1, planner.action_dim)
+            action = actions[:, min(self.age, actions.shape[1] - 1)]
+        self.age += 1
+        return action.cpu().numpy()
+
+
+def state_at(states: Tensor, token: float) -> Tensor:
+    """states (N,L,d_s) -> (N,d_s) at a token between two, by a straight line; the last one from there on."""
+    low = min(int(token), states.shape[1] - 1)
+    high = min(low + 1, states.shape[1] - 1)
+    return torch.lerp(states[:, low], states[:, high], token - int(token))

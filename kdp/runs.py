@@ -1,0 +1,255 @@
+"""A run: what was trained, on what, how. Starts it, resumes it, and loads it as a planner."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from kdp.checkpoint import FORMAT, load_json, load_tensors, save_json
+from kdp.domains import DOMAINS, Domain, find_domain
+from kdp.drift import DriftConfig
+from kdp.errors import UserError, did_you_mean
+from kdp.keys import Clamp
+from kdp.methods import METHODS
+from kdp.methods.kdp import KDP, NetworkConfig
+from kdp.normalize import Normalizer
+from kdp.plan import Planner, Tracker
+from kdp.provenance import commit, device_name, versions
+from kdp.sampler import Sampler
+from kdp.score import Arrival
+from kdp.train import MODEL, Budget, LoopConfig, Outcome, train
+from kdp.windows import Episodes, Windows
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the weights of a run, except the data themselves."""
+
+    dataset: str
+    method: str = "kdp"
+    horizon: int | None = None
+    stride: int | None = None
+    steps: int | None = None
+    minutes: float | None = None
+    batch: int = 512
+    seed: int = 0
+    drift: DriftConfig = field(default_factory=DriftConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> RunConfig:
+        drift = value["drift"] | {"temperatures": tuple(value["drift"]["temperatures"])}
+        parts = {
+            "drift": DriftConfig(**drift),
+            "network": NetworkConfig(**value["network"]),
+            "loop": LoopConfig(**value["loop"]),
+        }
+        return cls(**(value | parts))
+
+    def check(self) -> None:
+        """The rules that no single part can see."""
+        if self.method not in METHODS:
+            raise UserError(f"{self.method!r} is not a method. {did_you_mean(self.method, METHODS)}")
+        if self.steps is not None and self.minutes is not None:
+            raise UserError(f"give steps or minutes, not both; got {self.steps=} {self.minutes=}.".replace("self.", ""))
+        numbers = {
+            "steps": self.steps,
+            "minutes": self.minutes,
+            "batch": self.batch,
+            "drift.samples": self.drift.samples,
+            "drift.positives": self.drift.positives,
+            "drift.key-temperature": self.drift.key_temperature,
+            "drift.temperatures": min(self.drift.scale()),
+            "network.width": self.network.width,
+            "network.noise": self.network.noise,
+            "loop.lr": self.loop.lr,
+        }
+        for name, number in numbers.items():
+            if number is not None and not (number > 0 and math.isfinite(number)):
+                raise UserError(f"{name} must be more than zero; got {number}.")
+
+
+def start_run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    stop_after: int | None = None,
+    console: Console | None = None,
+    domain: Domain | None = None,
+) -> Outcome:
+    """Trains from the beginning. `domain` replaces the one that config.dataset names (other data, say)."""
+    config.check()
+    domain = domain or find_domain(config.dataset)
+    if (folder / CONFIG).exists():
+        raise UserError(
+            f"{folder} already holds a run; go on with `kdp train --resume {folder}` or choose another --run folder."
+        )
+    budget = config if config.steps or config.minutes else replace(config, steps=domain.steps)
+    config = replace(
+        budget,
+        dataset=domain.source or domain.name,
+        horizon=config.horizon or domain.horizon,
+        stride=config.stride or domain.stride,
+        drift=replace(config.drift, tilt=domain.tilt if config.drift.tilt is None else config.drift.tilt),
+    )
+    episodes = domain.episodes()
+    method, sampler, normalizer = assemble(config, domain, episodes, device)
+    scorer = None if domain.scorer is None else asdict(replace(domain.scorer, stride=config.stride or 1))
+    about = {
+        "format": FORMAT,
+        "config": asdict(config),
+        "domain": domain.name if domain.name in DOMAINS else None,
+        "state_dim": episodes.state_dim,
+        "action_dim": episodes.action_dim,
+        "goal_dims": domain.goals.dims if domain.goals else [],
+        "scorer": scorer,
+        "tracker": None if domain.tracker is None else asdict(domain.tracker),
+        "walls": domain.walls,
+        "data": fingerprint(episodes),
+        "commit": commit(),
+        "versions": versions(),
+        "device": device_name(device),
+    }
+    _writable(folder)
+    save_json(folder / CONFIG, about)
+    return _train(config, method, sampler, normalizer, folder, False, stop_after, console)
+
+
+def resume_run(
+    folder: Path,
+    *,
+    device: str = "cpu",
+    stop_after: int | None = None,
+    console: Console | None = None,
+    domain: Domain | None = None,
+) -> Outcome:
+    """Goes on where the run stopped."""
+    about = read_config(folder)
+    config = RunConfig.from_json(about["config"])
+    domain = domain or find_domain(config.dataset)
+    episodes = domain.episodes()
+    if fingerprint(episodes) != about["data"]:
+        raise UserError(
+            f"the data of {config.dataset} are not those that {folder} was trained on "
+            f"({about['data']['steps']} steps then, {len(episodes)} now); remake them, or start another run."
+        )
+    method, sampler, normalizer = assemble(config, domain, episodes, device)
+    return _train(config, method, sampler, normalizer, folder, True, stop_after, console)
+
+
+def assemble(config: RunConfig, domain: Domain, episodes: Episodes, device: str) -> tuple[KDP, Sampler, Normalizer]:
+    """The method, its batches and its units, from a resolved config."""
+    windows = Windows(episodes.to(device), config.horizon or domain.horizon, config.stride or domain.stride, domain.goals)
+    goal_dims = domain.goals.dims if domain.goals else ()
+    method = build_method(config, episodes.state_dim, episodes.action_dim, goal_dims).to(device)
+    normalizer = Normalizer.fit(episodes.observations, episodes.actions).to(device)
+    conditions = max(1, config.batch // method.samples)
+    sampler = Sampler(
+        windows, normalizer, domain.key, conditions, method.positives, seed=config.seed
+    )
+    return method, sampler, normalizer
+
+
+def build_method(config: RunConfig, state_dim: int, action_dim: int, goal_dims: tuple[int, ...]) -> KDP:
+    """The method with fresh weights, from the seed."""
+    assert config.horizon and config.stride
+    tokens, width = config.horizon // config.stride, state_dim + config.stride * action_dim
+    if goal_dims and tokens < 2:
+        raise UserError(
+            f"a goal problem needs two tokens or more, the first for the state and the last for the goal; got "
+            f"horizon={config.horizon} stride={config.stride}. Try a longer horizon."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        clamp = Clamp(tokens, width, state_dim, tuple(goal_dims))
+        return METHODS[config.method](clamp, config.drift, config.network)
+
+
+def load(folder: str | Path, device: str = "cpu") -> Planner:
+    """A planner from a run folder; needs neither the dataset nor the environment."""
+    folder = Path(folder)
+    about = read_config(folder)
+    config = RunConfig.from_json(about["config"])
+    goal_dims = tuple(about["goal_dims"])
+    method = build_method(config, about["state_dim"], about["action_dim"], goal_dims)
+    tensors, _ = load_tensors(folder / MODEL)
+
+    def part(prefix: str) -> dict[str, torch.Tensor]:
+        return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+    try:
+        method.load_state_dict(part("weights."))
+        normalizer = Normalizer(**part("normalizer.")).to(device)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"{folder / MODEL} does not fit the run's {CONFIG} ({error}).") from error
+    method = method.eval().requires_grad_(False).to(device)
+    assert config.stride
+    return Planner(
+        method.sample,
+        normalizer,
+        config.stride,
+        goal_dims,
+        scorer=_record(Arrival, about["scorer"]),
+        tracker=_record(Tracker, about["tracker"]),
+        device=torch.device(device),
+        nfe=method.nfe,
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a run, checked."""
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder} holds no run: there is no {CONFIG} in it. `kdp train X --run {folder}` makes one.")
+    about = load_json(folder / CONFIG)
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise UserError(f"{folder / CONFIG} is not the config of a kdp run (format {FORMAT!r}).")
+    return about
+
+
+def fingerprint(episodes: Episodes) -> dict[str, Any]:
+    """Enough to notice other data."""
+    digest = hashlib.sha256(episodes.steps.numpy().tobytes())
+    digest.update(episodes.starts.numpy().tobytes())
+    count = len(episodes.starts) - 1
+    return {"name": episodes.name, "steps": len(episodes), "episodes": count, "sha256": digest.hexdigest()[:16]}
+
+
+def _train(config, method, sampler, normalizer, folder, resume, stop_after, console) -> Outcome:
+    extra = {f"normalizer.{k}": v for k, v in normalizer.tensors().items()}
+    budget = Budget(config.steps, config.minutes)
+    return train(
+        method,
+        sampler,
+        folder,
+        budget,
+        config.loop,
+        config.seed,
+        extra=extra,
+        resume=resume,
+        stop_after=stop_after,
+        console=console,
+    )
+
+
+def _record(cls, value: dict[str, Any] | None):
+    """A frozen record back from JSON, lists as tuples."""
+    if value is None:
+        return None
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+
+
+def _writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run folder {folder}: {error.strerror}. Choose another --run.") from error

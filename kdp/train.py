@@ -1,0 +1,254 @@
+"""One training loop for every method: a method gives a loss, a sampler gives batches, a run folder keeps the rest.
+
+A run stops between two steps, never within one, and everything random depends on the seed and the step alone: a run
+that was interrupted and resumed ends with the same weights, bit for bit on a CPU, as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from kdp.checkpoint import load_tensors, replacing, save_tensors
+from kdp.errors import UserError
+from kdp.sampler import Batch, generator
+
+MODEL, TRAINING, METRICS = "model.safetensors", "training.safetensors", "metrics.jsonl"
+
+
+class Method(Protocol):
+    """What the loop asks of a method (an nn.Module)."""
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """Optimisation: AdamW, warm-up and cosine, gradient clipping, an average of the weights."""
+
+    lr: float = 1e-3
+    """Peak learning rate."""
+    warmup: int = 100
+    """Steps until it is reached."""
+    weight_decay: float = 1e-4
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    ema: float = 0.999
+    """Decay of the averaged weights, which are the ones that plan."""
+    log_every: int = 50
+    """Steps between rows of metrics.jsonl."""
+    save_every: float = 60.0
+    """Seconds between checkpoints."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to train: steps, or minutes (then the schedule follows the clock, and a resumed run is not bit-exact)."""
+
+    steps: int | None = None
+    minutes: float | None = None
+
+    def progress(self, step: int, elapsed: float) -> float:
+        """0 at the start, 1 when the budget is spent."""
+        return step / self.steps if self.steps is not None else elapsed / (60 * (self.minutes or 1.0))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    step: int
+    elapsed: float
+    finished: bool
+    interrupted: bool
+
+
+def train(
+    method: nn.Module,
+    sampler: Callable[[int], Batch],
+    folder: Path,
+    budget: Budget,
+    config: LoopConfig,
+    seed: int,
+    *,
+    extra: Mapping[str, Tensor],
+    resume: bool = False,
+    stop_after: int | None = None,
+    console: Console | None = None,
+) -> Outcome:
+    """Trains `method` and leaves model.safetensors (averaged weights and `extra`), training.safetensors (to resume from)
+    and metrics.jsonl in `folder`. `stop_after` ends the run after that many steps in all, as an interrupt would."""
+    average = copy.deepcopy(method).eval().requires_grad_(False)
+    device = next(method.parameters()).device
+    optimizer = torch.optim.AdamW(method.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    step, before = _restore(folder, method, average, optimizer) if resume else (0, 0.0)
+    log = _Log(folder, step)
+    begin = saved = time.monotonic()
+
+    def elapsed() -> float:
+        return before + time.monotonic() - begin
+
+    def save() -> None:
+        state = _training_state(method, average, optimizer)
+        save_tensors(folder / TRAINING, state, {"step": step, "elapsed": elapsed()})
+        weights = {f"weights.{k}": v for k, v in average.state_dict().items()}
+        save_tensors(folder / MODEL, weights | dict(extra), {"step": step})
+
+    def spent() -> bool:
+        return budget.progress(step, elapsed()) >= 1
+
+    method.train()
+    with _stop_flag() as stop, _progress_bar(console, budget) as show:
+        while not spent() and not stop.is_set() and not (stop_after is not None and step >= stop_after):
+            rate = config.lr * min(1.0, (step + 1) / config.warmup)
+            rate *= 0.5 * (1 + math.cos(math.pi * min(1.0, budget.progress(step, elapsed()))))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            loss, metrics = method.loss(sampler(step), generator(seed, step, 2))  # type: ignore[operator]
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(method.parameters(), config.clip)
+            optimizer.step()
+            step += 1
+            _average(average, method, min(config.ema, step / (10 + step)))
+            if step % config.log_every == 0 or step == 1:
+                row = {"loss": loss.detach(), "grad/norm": norm, **metrics}
+                log.write(step, elapsed(), {k: float(v) for k, v in row.items()} | {"lr": rate})
+                if not math.isfinite(float(loss)):
+                    raise UserError(f"the loss is not finite at step {step}; try a smaller --loop.lr than {config.lr}.")
+            show(step, elapsed(), loss if device.type == "cpu" else None)
+            if time.monotonic() - saved > config.save_every:
+                save()
+                saved = time.monotonic()
+        interrupted = stop.is_set()
+    save()
+    log.close()
+    return Outcome(step, elapsed(), spent(), interrupted)
+
+
+@torch.no_grad()
+def _average(average: nn.Module, method: nn.Module, decay: float) -> None:
+    torch._foreach_lerp_(list(average.parameters()), list(method.parameters()), 1 - decay)
+
+
+def _training_state(method: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors = {f"weights.{k}": v for k, v in method.state_dict().items()}
+    tensors |= {f"average.{k}": v for k, v in average.state_dict().items()}
+    for number, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{number}.{k}": v for k, v in state.items()}
+    return tensors
+
+
+def _restore(
+    folder: Path, method: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[int, float]:
+    tensors, about = load_tensors(folder / TRAINING)
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+    try:
+        method.load_state_dict(part("weights."))
+        average.load_state_dict(part("average."))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in part("optimizer.").items():
+            number, key = name.split(".", 1)
+            moments.setdefault(int(number), {})[key] = tensor
+        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UserError(f"{folder / TRAINING} does not fit the run's config.json ({error}).") from error
+    return int(about["step"]), float(about["elapsed"])
+
+
+class _Log:
+    """metrics.jsonl and, where tensorboard is installed, its event files. A resumed run forgets rows it will redo."""
+
+    def __init__(self, folder: Path, step: int):
+        path = folder / METRICS
+        rows = path.read_text().splitlines() if path.exists() else []
+        kept = [row for row in rows if json.loads(row)["step"] <= step] if step else []
+        with replacing(path) as temporary:
+            temporary.write_text("".join(row + "\n" for row in kept))
+        self.file = path.open("a", buffering=1)
+        self.board: Any = None
+        with contextlib.suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step or None)
+
+    def write(self, step: int, elapsed: float, row: dict[str, float]) -> None:
+        try:
+            self.file.write(json.dumps({"step": step, "seconds": round(elapsed, 3), **row}) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {self.file.name}: {error.strerror}.") from error
+        if self.board is not None:
+            for name, value in row.items():
+                self.board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+
+@contextlib.contextmanager
+def _stop_flag() -> Iterator[threading.Event]:
+    """Set by Ctrl-C or SIGTERM; the loop looks at it between steps. A second Ctrl-C interrupts at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def on_signal(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    old = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _progress_bar(console: Console | None, budget: Budget) -> Iterator[Callable[[int, float, Tensor | None], None]]:
+    """A bar with the rate and the time left; silent without a console."""
+    if console is None:
+        yield lambda step, elapsed, loss: None
+        return
+    columns = (
+        TextColumn("training"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f}%  {task.fields[note]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=False) as bar:
+        task = bar.add_task("training", total=1.0, note="")
+        began: list[tuple[int, float]] = []
+
+        def show(step: int, elapsed: float, loss: Tensor | None) -> None:
+            if not began:
+                began.append((step, elapsed))
+            if step % 10 and budget.progress(step, elapsed) < 1:
+                return
+            rate = (step - began[0][0]) / max(elapsed - began[0][1], 1e-9)
+            note = f"step {step}  {rate:.0f} steps/s"
+            bar.update(task, completed=min(1.0, budget.progress(step, elapsed)), note=note)
+
+        yield show

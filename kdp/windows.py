@@ -1,0 +1,178 @@
+"""Episodes and the windows cut from them.
+
+Letters, used everywhere: H steps in a window, m steps in a token (the stride), L = H/m tokens, D = d_s + m*d_a token
+width (state first, then the m actions that follow it), B windows in a batch.
+
+    step     0   1   2   3   4   5   6   7            H = 8, m = 4, L = 2
+    token    [s0 a0  a1  a2  a3] [s4 a4  a5  a6  a7]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kdp.errors import UserError
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """A dataset: its steps one after the other, in one float32 copy, and where each episode starts."""
+
+    steps: Tensor  # (N, d_s + d_a)
+    rewards: Tensor  # (N,)
+    terminals: Tensor  # (N,) bool: a real end, after which there is nothing; a time limit is not one
+    starts: Tensor  # (E + 1,) the first step of each episode, then N
+    state_dim: int
+    name: str = "episodes"
+
+    @classmethod
+    def from_arrays(
+        cls,
+        observations: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        terminals: np.ndarray,
+        timeouts: np.ndarray,
+        name: str = "episodes",
+    ) -> Episodes:
+        """Flat arrays of N steps; an episode ends after a step with a terminal or a timeout, and at the end of the data."""
+        count, state_dim = observations.shape
+        steps = np.empty((count, state_dim + actions.shape[1]), np.float32)
+        steps[:, :state_dim], steps[:, state_dim:] = observations, actions
+        ends = np.flatnonzero(np.asarray(terminals, bool) | np.asarray(timeouts, bool)) + 1
+        starts = np.unique(np.concatenate([[0], ends, [count]]))
+        return cls(
+            torch.from_numpy(steps),
+            torch.from_numpy(np.asarray(rewards, np.float32)),
+            torch.from_numpy(np.asarray(terminals, bool)),
+            torch.from_numpy(starts),
+            state_dim,
+            name,
+        )
+
+    @property
+    def observations(self) -> Tensor:
+        return self.steps[:, : self.state_dim]
+
+    @property
+    def actions(self) -> Tensor:
+        return self.steps[:, self.state_dim :]
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.starts.diff()
+
+    @property
+    def action_dim(self) -> int:
+        return self.steps.shape[1] - self.state_dim
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def to(self, device: torch.device | str) -> Episodes:
+        """The same on another device: training reads its batches from where it computes."""
+        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+    def last_of(self, index: Tensor) -> Tensor:
+        """The last step of the episode that each step belongs to."""
+        return self.starts[torch.searchsorted(self.starts, index, right=True)] - 1
+
+    def returns_to_go(self, discount: float) -> Tensor:
+        """(N,) discounted sum of rewards from each step to the end of its episode."""
+        out = self.rewards.double().numpy().copy()
+        rank = np.arange(len(out)) - np.repeat(self.starts[:-1].numpy(), self.lengths.numpy())
+        back = np.repeat(self.lengths.numpy(), self.lengths.numpy()) - 1 - rank  # steps left in the episode
+        order = np.argsort(back, kind="stable")
+        bounds = np.searchsorted(back[order], np.arange(1, back.max() + 2))
+        for lo, hi in zip(bounds[:-1], bounds[1:], strict=True):  # every episode's k-th last step at once
+            out[order[lo:hi]] += discount * out[order[lo:hi] + 1]
+        return torch.from_numpy(out.astype(np.float32))
+
+    def split(self, holdout: float, seed: int = 0) -> tuple[Episodes, Episodes]:
+        """Whole episodes, at random: (train, held out)."""
+        count = len(self.starts) - 1
+        order = np.random.default_rng(seed).permutation(count)
+        cut = max(1, round(holdout * count))
+        return self._pick(np.sort(order[cut:])), self._pick(np.sort(order[:cut]))
+
+    def _pick(self, which: np.ndarray) -> Episodes:
+        keep = torch.cat([torch.arange(self.starts[e], self.starts[e + 1]) for e in which])
+        starts = torch.cat([torch.zeros(1, dtype=torch.long), self.lengths[torch.from_numpy(which)].cumsum(0)])
+        return Episodes(
+            self.steps[keep], self.rewards[keep], self.terminals[keep], starts, self.state_dim, self.name
+        )
+
+
+@dataclass(frozen=True)
+class Goals:
+    """Hindsight goals: the goal of a window is a place it comes to, and from then on the window stays there."""
+
+    dims: tuple[int, ...]
+    """State coordinates that make a goal."""
+    still: tuple[int, ...] = ()
+    """State coordinates that are zero at rest (velocities)."""
+
+
+class Windows:
+    """All windows of a dataset by their first step. Every step starts one: a window that would run past the end of
+    its episode repeats the last step instead (so an episode of T steps has T windows)."""
+
+    def __init__(self, episodes: Episodes, horizon: int, stride: int = 1, goals: Goals | None = None):
+        if stride < 1 or horizon < 1 or horizon % stride:
+            fixed = max(horizon // max(stride, 1), 1) * max(stride, 1)
+            raise UserError(f"horizon must be a multiple of the stride; got {horizon=} {stride=}. Try {fixed}.")
+        longest = int(episodes.lengths.max())
+        if horizon > longest:
+            raise UserError(
+                f"horizon must not be longer than every episode; got horizon={horizon}, and the longest of "
+                f"{len(episodes.lengths)} episodes has {longest} steps. Try {longest // stride * stride}."
+            )
+        self.episodes, self.horizon, self.stride, self.goals = episodes, horizon, stride, goals
+        self.tokens, self.width = horizon // stride, episodes.state_dim + stride * episodes.action_dim
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """First steps (count,) and, in goal problems, steps until the goal (count,), else zeros; drawn on the CPU.
+
+        Arrival is half of the time log-uniform and half uniform over 0..H-1, cut at the end of the episode: plans for
+        near goals need their share, and the plan at the goal is to stay.
+        """
+        device = self.episodes.steps.device
+        first = torch.randint(len(self), (count,), generator=generator).to(device)
+        if self.goals is None:
+            return first, torch.zeros_like(first)
+        u = torch.rand(count, generator=generator, dtype=torch.float64)
+        log_uniform = (self.horizon**u).floor() - 1
+        uniform = (self.horizon * u).floor()
+        coin = torch.rand(count, generator=generator) < 0.5
+        wanted = torch.where(coin, log_uniform, uniform).long().clamp_max(self.horizon - 1)
+        return first, wanted.to(device).minimum(self.episodes.last_of(first) - first)
+
+    def gather(self, first: Tensor, arrival: Tensor) -> Tensor:
+        """Windows (B,L,D) in the dataset's units, from their first steps (B,) and arrivals (B,)."""
+        data, step = self.episodes, torch.arange(self.horizon, device=first.device)
+        index = (first[:, None] + step).minimum(data.last_of(first)[:, None])
+        if self.goals is not None:
+            index = index.minimum((first + arrival)[:, None])
+        states = data.observations[index[:, :: self.stride]]  # (B,L,d_s)
+        actions = data.actions[index]  # (B,H,d_a)
+        if self.goals is not None:
+            there = step >= arrival[:, None]  # (B,H)
+            actions = actions.masked_fill(there[..., None], 0.0)
+            resting = there[:, :: self.stride] & (step[:: self.stride] > 0)  # the first state is as it is
+            for dim in self.goals.still:
+                states[..., dim].masked_fill_(resting, 0.0)
+        return torch.cat([states, actions.reshape(len(first), self.tokens, -1)], -1)
+
+    def goal(self, first: Tensor, arrival: Tensor) -> Tensor | None:
+        """The goals (B,d_g) that these windows come to, in the dataset's units."""
+        if self.goals is None:
+            return None
+        return self.episodes.observations[first + arrival][:, list(self.goals.dims)]
