@@ -23,7 +23,6 @@ bench = tyro.extras.SubcommandApp()
 app.command(data, name="data", help="List, look at and make datasets.")
 app.command(bench, name="bench", help="Studies, each written to results/.")
 
-Name = tyro.conf.Positional
 Device = Annotated[str, tyro.conf.arg(help="cpu, or cuda where there is one.")]
 
 
@@ -58,7 +57,7 @@ def data_list() -> None:
 
 
 @data.command(name="info")
-def data_info(x: Name[str]) -> None:
+def data_info(x: tyro.conf.Positional[str]) -> None:
     """Counts, shapes, episode lengths and returns of a dataset.
 
     Example: kdp data info data/maze2d-umaze.hdf5
@@ -72,7 +71,7 @@ def data_info(x: Name[str]) -> None:
 
 
 @data.command(name="make")
-def data_make(x: Name[str], steps: int | None = None, seed: int = 0, out: Path | None = None) -> None:
+def data_make(x: tyro.conf.Positional[str], steps: int | None = None, seed: int = 0, out: Path | None = None) -> None:
     """Make a domain's dataset, in place of the one that is there.
 
     Example: kdp data make maze2d-umaze --steps 200000
@@ -93,7 +92,7 @@ def data_make(x: Name[str], steps: int | None = None, seed: int = 0, out: Path |
 
 @app.command(name="train")
 def train_command(
-    x: Name[str | None] = None,
+    x: tyro.conf.Positional[str | None] = None,
     method: str = "kdp",
     horizon: int | None = None,
     stride: int | None = None,
@@ -137,7 +136,9 @@ def train_command(
     given = RunConfig(x or "", method, horizon, stride, steps, minutes, batch, seed, drift, network, loop)
     if resume is not None:
         if given != RunConfig("") or run is not None:
-            raise UserError("a resumed run keeps its own settings; give --resume DIR with --stop-after or --device alone.")
+            raise UserError(
+                "a resumed run keeps its own settings; give --resume DIR with --stop-after or --device alone."
+            )
         return _report(resume_run(resume, device=device, stop_after=stop_after, console=console), resume)
     if x is None:
         raise UserError(f"name what to train on. {did_you_mean('', DOMAINS)} Or give a file's path or a Minari id.")
@@ -150,7 +151,7 @@ def train_command(
 
 @app.command(name="eval")
 def eval_command(
-    run: Name[Path],
+    run: tyro.conf.Positional[Path],
     episodes: int = 100,
     candidates: int = 16,
     executor: Literal["action", "track"] | None = None,
@@ -181,7 +182,7 @@ def eval_command(
 
 @app.command(name="plan")
 def plan_command(
-    run: Name[Path],
+    run: tyro.conf.Positional[Path],
     observation: str,
     goal: str | None = None,
     candidates: int = 64,
@@ -202,32 +203,43 @@ def plan_command(
     """
     from kdp.judge import show_plan
 
-    show_plan(run, _numbers("observation", observation), goal and _numbers("goal", goal), candidates, seed, out, Console())
+    state = _numbers("observation", observation)
+    target = None if goal is None else _numbers("goal", goal)
+    show_plan(run, state, target, candidates, seed, out, Console())
 
 
 @bench.command(name="fields")
 def bench_fields(
     quick: bool = False,
-    device: Device = "cpu",
+    tasks: str = "maze2d-umaze,toy,toy-three",
+    variants: str = "all",
     seeds: int = 1,
-    only: str | None = None,
+    jobs: int = 1,
+    device: Device = "cpu",
     results: Path = Path("results/fields.jsonl"),
 ) -> None:
-    """The study behind the default field: toys and U-maze, one change at a time. Rows go to results/fields.jsonl.
+    """The study behind the default field: one change at a time, on the toys and U-maze; rows go to results/.
 
-    Example: kdp bench fields --quick
+    Example: kdp bench fields --quick --tasks toy --variants "default,keyed (paper)"
 
     Args:
         quick: A few steps of everything, to see that it runs.
+        tasks: Domains, separated by commas.
+        variants: Names of variants, separated by commas.
+        seeds: Runs of each variant on each task.
+        jobs: Processes side by side.
         device: cpu, or cuda where there is one.
-        seeds: Runs of each variant.
-        only: Names of variants, separated by commas; all unless given.
         results: File to append to.
     """
-    from kdp.bench.fields import study
+    from kdp.bench.fields import TASKS, VARIANTS, study
 
     _check_device(device)
-    study(quick, device, seeds, only, results, Console())
+    chosen = list(VARIANTS) if variants == "all" else variants.split(",")
+    for kind, names, known in (("task", tasks.split(","), TASKS), ("variant", chosen, VARIANTS)):
+        for name in names:
+            if name not in known:
+                raise UserError(f"{name!r} is not a {kind} of this study. {did_you_mean(name, known)}")
+    study(quick, device, seeds, tasks.split(","), chosen, jobs, results, Console())
 
 
 def main() -> None:

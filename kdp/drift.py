@@ -17,7 +17,7 @@ from torch import Tensor
 
 EPS = 1e-8
 
-# Distances mean different things to different fields, so each has temperatures of its own. `docs/fields.md` has the study.
+# Distances mean different things to different fields, so each has temperatures of its own (study: docs/fields.md).
 TEMPERATURES: dict[str, tuple[float, ...]] = {
     "joint": (0.02, 0.1, 0.4, 2.0),
     "keyed": (0.05, 0.2, 1.0),
@@ -41,11 +41,11 @@ class DriftConfig:
     """G: generated windows per condition (joint)."""
     positives: int = 32
     """P: data windows per condition, its own and its nearest in key space (joint)."""
-    key_temperature: float = 0.05
+    key_temperature: float = 0.1
     """Bandwidth of the key kernel on standardised keys: whose futures count (joint)."""
     tilt: float | None = None
-    """A positive that reaches the goal this many steps sooner attracts e times as much (joint, goal problems); 0 turns it
-    off. Default: the domain's own."""
+    """A positive that reaches the goal this many steps sooner attracts e times as much (joint, goal problems); 0: off.
+    Default: the domain's own."""
     self_negatives: bool = False
     """Ablation: a window repels itself too."""
     repulsion: bool = True
@@ -54,8 +54,8 @@ class DriftConfig:
     """Ablation when off: the drift keeps its raw size."""
     lambda_s: float = 1.0
     """Weight of state coordinates, in the loss and in window distances."""
-    lambda_a: float = 1.0
-    """Weight of action coordinates, in the loss and in window distances."""
+    lambda_a: float | None = None
+    """Weight of action coordinates, in the loss and in window distances. Default: the domain's own."""
 
     def scale(self) -> tuple[float, ...]:
         return self.temperatures or TEMPERATURES[self.field]
@@ -71,13 +71,13 @@ class Field(NamedTuple):
 def joint_field(x: Tensor, y: Tensor, log_weight: Tensor, weight: Tensor, config: DriftConfig) -> Field:
     """x (B,G,L,D) samples, y (B,P,L,D) positives, log_weight (B,P), weight (L,D) zero where clamped -> drift (B,G,L,D).
 
-    Samples of one condition compete for its positives: a sample follows the positives that it is nearest to, and less so
-    where its siblings are. Two modes behind one key both keep their followers.
+    Samples of one condition compete for its positives: a sample follows the positives that it is nearest to, and less
+    so where its siblings are. Two modes behind one key both keep their followers.
     """
     positives, metric = y.shape[1], weight.sqrt()
     d_pos, d_neg = distances((x * metric).flatten(2), (y * metric).flatten(2))
     log_weight = log_weight - log_weight.logsumexp(1, keepdim=True) + math.log(positives)  # mean weight 1
-    drift, attract, repel, raw = torch.zeros_like(x), 0.0, 0.0, 0.0
+    drift, attract, repel, raw = torch.zeros_like(x), *x.new_zeros(3)
     for tau in config.scale():
         pos, neg = log_weight[:, None] - d_pos / tau, mask_self(-d_neg / tau, config)
         a_pos, a_neg = WEIGHTS[config.field](pos, neg, d_pos, d_neg, log_weight)
@@ -130,8 +130,8 @@ WEIGHTS = {"joint": two_sided, "apart": apart, "energy": energy, "sinkhorn": sin
 def keyed_field(x: Tensor, y: Tensor, x_key: Tensor, y_key: Tensor, free: Tensor, config: DriftConfig) -> Field:
     """x, y (B,L,D) generated and data windows, their keys (B,d_k), free (L,D) false where clamped -> drift (B,L,D).
 
-    The paper's field: who is near is decided by keys alone. The keys do not contain the noise, so neither does the drift:
-    it moves the mean of a condition's windows, and nothing makes them spread (docs/paper-to-code.md).
+    The paper's field: who is near is decided by keys alone. The keys do not contain the noise, so neither does the
+    drift: it moves the mean of a condition's windows, and nothing makes them spread (docs/paper-to-code.md).
     """
     return _mean_shift(x, y, torch.cdist(x_key, y_key), torch.cdist(x_key, x_key), free, config)
 
@@ -143,7 +143,7 @@ def window_field(x: Tensor, y: Tensor, free: Tensor, config: DriftConfig) -> Fie
 
 
 def _mean_shift(x: Tensor, y: Tensor, d_pos: Tensor, d_neg: Tensor, free: Tensor, config: DriftConfig) -> Field:
-    drift, attract, repel = torch.zeros_like(x), 0.0, 0.0
+    drift, attract, repel = torch.zeros_like(x), *x.new_zeros(2)
     for tau in config.scale():  # Alg. 1, l. 5
         w_pos = (-d_pos / tau).softmax(1)  # l. 6
         w_neg = mask_self(-d_neg / tau, config).softmax(1).nan_to_num(0.0)  # l. 3 and 7

@@ -82,7 +82,7 @@ def show_plan(
         raise UserError(f"--out must end in .json or .png; got {str(out)!r}.")
     about = read_config(run)
     plan = load(run).plan(observation, goal, candidates, seed)
-    table = Table("token", "state", "first action", title=f"best of {candidates}, score {plan.scores[plan.index]:.2f}")
+    table = Table("token", "state", "first action", title=f"best of {candidates}, score {plan.scores[plan.chosen]:.2f}")
     for token in _few(len(plan.best)):
         row = plan.best[token]
         table.add_row(str(token), _show(plan.states[token]), _show(row[plan.state_dim :][: plan.action_dim]))
@@ -96,17 +96,17 @@ def show_plan(
             out,
             plan.states,
             plan.candidates[:, :, : plan.state_dim],
-            best=plan.index,
+            best=plan.chosen,
             walls=about["walls"],
             start=None if places is None else [observation[i] for i in places],
             goal=goal,
-            position_dims=places,  # type: ignore[arg-type]
+            position_dims=places,
             title=f"{candidates} plans in one call",
         )
     else:
         arrays = {name: getattr(plan, name).tolist() for name in ("actions", "states", "candidates", "scores")}
         with replacing(out) as temporary:
-            temporary.write_text(json.dumps({"index": plan.index, "latency_s": plan.latency_s} | arrays) + "\n")
+            temporary.write_text(json.dumps({"chosen": plan.chosen, "latency_s": plan.latency_s} | arrays) + "\n")
     console.print(f"wrote {out}")
     return plan
 
@@ -153,7 +153,7 @@ def _picture(path: Path, planner: Planner, played: list[Episode], candidates: in
         plans = planner.plan_batch(state, goal, max(candidates, 16), random)
         arrived = f"there after {episode.steps_to_success}" if episode.success else "did not arrive"
         windows = plans.candidates[0, :, :, :2].cpu().numpy()
-        panels.append((f"episode {number}: {arrived}", episode.states[:, :2], windows, int(plans.index[0])))
+        panels.append((f"episode {number}: {arrived}", episode.states[:, :2], windows, int(plans.chosen[0])))
     draw_rollouts(path, panels, walls=domain.walls, goal=played[0].goal)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,17 +43,16 @@ def _exact(queries: Tensor, keys: Tensor, count: int, block: int = 1 << 18) -> t
     return best_d, best_i
 
 
-def _faiss_index(keys: Tensor):  # -> faiss.Index | None
+def _faiss_index(keys: Tensor) -> Any:  # faiss.Index, or None where faiss is absent
     try:
         import faiss
     except ImportError:
         return None
     keys_np = keys.contiguous().numpy()
-    if len(keys) < EXACT_BELOW:
-        index = faiss.IndexFlatL2(keys.shape[1])
-    else:
+    index: Any = faiss.IndexFlatL2(keys.shape[1])
+    if len(keys) >= EXACT_BELOW:
         cells = int(len(keys) ** 0.5)
-        index = faiss.IndexIVFFlat(faiss.IndexFlatL2(keys.shape[1]), keys.shape[1], cells)
+        index = faiss.IndexIVFFlat(index, keys.shape[1], cells)
         index.cp.max_points_per_centroid, index.cp.niter, index.cp.seed = 48, 6, 0
         index.train(keys_np)
         index.nprobe = PROBES

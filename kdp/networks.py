@@ -41,13 +41,9 @@ class _ConvBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, embedding: int):
         super().__init__()
         groups = math.gcd(8, outputs // 4)  # four channels or more in each: a lone token can be normalised
-        self.before = nn.Sequential(
-            nn.Conv1d(inputs, outputs, 5, padding=2), nn.GroupNorm(groups, outputs), nn.Mish()
-        )
+        self.before = nn.Sequential(nn.Conv1d(inputs, outputs, 5, padding=2), nn.GroupNorm(groups, outputs), nn.Mish())
         self.shift = nn.Linear(embedding, outputs)
-        self.after = nn.Sequential(
-            nn.Conv1d(outputs, outputs, 5, padding=2), nn.GroupNorm(groups, outputs), nn.Mish()
-        )
+        self.after = nn.Sequential(nn.Conv1d(outputs, outputs, 5, padding=2), nn.GroupNorm(groups, outputs), nn.Mish())
         self.around = nn.Identity() if inputs == outputs else nn.Conv1d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
@@ -71,9 +67,7 @@ class UNetBackbone(nn.Module):
     ):
         super().__init__()
         if channels < 4 or channels % 4:
-            raise UserError(
-                f"channels must be a multiple of 4; got {channels=}. Try {max(channels // 4, 1) * 4}."
-            )
+            raise UserError(f"channels must be a multiple of 4; got {channels=}. Try {max(channels // 4, 1) * 4}.")
         sizes = [channels * multiplier for multiplier in multipliers]
         self.multiple = 2 ** (len(sizes) - 1)
         pairs = list(zip(sizes[:-1], sizes[1:], strict=True))  # (this level, the one below)

@@ -120,9 +120,7 @@ def _draw_map(
     for name, point, marker, size, colour in (("start", start, "o", 8, INK), ("goal", goal, "*", 15, GOAL)):
         if point is not None:
             x, y = np.asarray(point)
-            axes.plot(
-                x, y, marker, color=colour, markersize=size, markeredgecolor="white", label=name, zorder=5
-            )
+            axes.plot(x, y, marker, color=colour, markersize=size, markeredgecolor="white", label=name, zorder=5)
     axes.set_aspect("equal", adjustable="datalim" if walls is None else "box")
     axes.margins(0.08)
     if walls is not None:  # the outer wall only as a frame

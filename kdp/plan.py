@@ -26,7 +26,7 @@ class Plan:
 
     candidates: np.ndarray  # (K,L,D), state block first
     scores: np.ndarray  # (K,); zeros where there is no scorer
-    index: int  # which candidate was chosen
+    chosen: int  # the best candidate's number
     state_dim: int
     action_dim: int
     latency_s: float
@@ -34,7 +34,7 @@ class Plan:
     @property
     def best(self) -> np.ndarray:
         """(L,D) the chosen window."""
-        return self.candidates[self.index]
+        return self.candidates[self.chosen]
 
     @property
     def states(self) -> np.ndarray:
@@ -52,12 +52,12 @@ class Plans(NamedTuple):
 
     candidates: Tensor  # (N,K,L,D) in the dataset's units
     scores: Tensor  # (N,K)
-    index: Tensor  # (N,)
+    chosen: Tensor  # (N,) the best candidate's number
 
     @property
     def best(self) -> Tensor:
         """(N,L,D)"""
-        return self.candidates[torch.arange(len(self.index), device=self.index.device), self.index]
+        return self.candidates[torch.arange(len(self.chosen), device=self.chosen.device), self.chosen]
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,8 @@ class Planner:
         if candidates < 1:
             raise UserError(f"candidates must be 1 or more; got {candidates}.")
         plans = self.plan_batch(observations, goals, candidates, torch.Generator().manual_seed(seed))
-        windows, scores, index = (t[0].cpu().numpy() for t in plans)
-        return Plan(
-            windows, scores, int(index), self.state_dim, self.action_dim, time.perf_counter() - begin
-        )
+        windows, scores, chosen = (t[0].cpu().numpy() for t in plans)
+        return Plan(windows, scores, int(chosen), self.state_dim, self.action_dim, time.perf_counter() - begin)
 
     def _goal(self, goal) -> Tensor | None:
         if not self.goal_dims:
@@ -134,9 +132,7 @@ class Planner:
                 raise UserError("this run was trained without goals; leave the goal out.")
             return None
         if goal is None:
-            raise UserError(
-                f"this run plans toward a goal of {len(self.goal_dims)} numbers; got none. Give one."
-            )
+            raise UserError(f"this run plans toward a goal of {len(self.goal_dims)} numbers; got none. Give one.")
         return self._row("goal", goal, len(self.goal_dims))
 
     def _row(self, name: str, value, size: int) -> Tensor:

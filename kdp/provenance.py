@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -13,7 +14,10 @@ PACKAGES = ("kdp", "torch", "numpy", "gymnasium", "gymnasium-robotics", "mujoco"
 
 
 def commit() -> str | None:
-    """The commit of this checkout, with `+` when tracked files differ from it; None for an installed package."""
+    """The commit of this checkout, with `+` when tracked files differ from it; None for an installed package.
+    $KDP_COMMIT says it where a copy without history runs."""
+    if os.environ.get("KDP_COMMIT"):
+        return os.environ["KDP_COMMIT"]
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None

@@ -55,6 +55,22 @@ class RunConfig:
         }
         return cls(**(value | parts))
 
+    def for_domain(self, domain: Domain) -> RunConfig:
+        """The same with the domain's own where nothing was chosen."""
+        drift = replace(
+            self.drift,
+            tilt=domain.tilt if self.drift.tilt is None else self.drift.tilt,
+            lambda_a=domain.lambda_a if self.drift.lambda_a is None else self.drift.lambda_a,
+        )
+        return replace(
+            self,
+            dataset=domain.source or domain.name,
+            horizon=self.horizon or domain.horizon,
+            stride=self.stride or domain.stride,
+            steps=self.steps or (None if self.minutes else domain.steps),
+            drift=drift,
+        )
+
     def check(self) -> None:
         """The rules that no single part can see."""
         if self.method not in METHODS:
@@ -94,14 +110,7 @@ def start_run(
         raise UserError(
             f"{folder} already holds a run; go on with `kdp train --resume {folder}` or choose another --run folder."
         )
-    budget = config if config.steps or config.minutes else replace(config, steps=domain.steps)
-    config = replace(
-        budget,
-        dataset=domain.source or domain.name,
-        horizon=config.horizon or domain.horizon,
-        stride=config.stride or domain.stride,
-        drift=replace(config.drift, tilt=domain.tilt if config.drift.tilt is None else config.drift.tilt),
-    )
+    config = config.for_domain(domain)
     episodes = domain.episodes()
     method, sampler, normalizer = assemble(config, domain, episodes, device)
     scorer = None if domain.scorer is None else asdict(replace(domain.scorer, stride=config.stride or 1))
@@ -149,14 +158,14 @@ def resume_run(
 
 def assemble(config: RunConfig, domain: Domain, episodes: Episodes, device: str) -> tuple[KDP, Sampler, Normalizer]:
     """The method, its batches and its units, from a resolved config."""
-    windows = Windows(episodes.to(device), config.horizon or domain.horizon, config.stride or domain.stride, domain.goals)
+    windows = Windows(
+        episodes.to(device), config.horizon or domain.horizon, config.stride or domain.stride, domain.goals
+    )
     goal_dims = domain.goals.dims if domain.goals else ()
     method = build_method(config, episodes.state_dim, episodes.action_dim, goal_dims).to(device)
     normalizer = Normalizer.fit(episodes.observations, episodes.actions).to(device)
     conditions = max(1, config.batch // method.samples)
-    sampler = Sampler(
-        windows, normalizer, domain.key, conditions, method.positives, seed=config.seed
-    )
+    sampler = Sampler(windows, normalizer, domain.key, conditions, method.positives, seed=config.seed)
     return method, sampler, normalizer
 
 

@@ -40,7 +40,7 @@ class Method(Protocol):
 class LoopConfig:
     """Optimisation: AdamW, warm-up and cosine, gradient clipping, an average of the weights."""
 
-    lr: float = 1e-3
+    lr: float = 2e-3
     """Peak learning rate."""
     warmup: int = 100
     """Steps until it is reached."""
@@ -57,7 +57,7 @@ class LoopConfig:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to train: steps, or minutes (then the schedule follows the clock, and a resumed run is not bit-exact)."""
+    """How long to train: steps, or minutes (then the schedule follows the clock, and resuming is not bit-exact)."""
 
     steps: int | None = None
     minutes: float | None = None
@@ -88,10 +88,9 @@ def train(
     stop_after: int | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Trains `method` and leaves model.safetensors (averaged weights and `extra`), training.safetensors (to resume from)
+    """Trains `method`; leaves model.safetensors (averaged weights and `extra`), training.safetensors (to resume from)
     and metrics.jsonl in `folder`. `stop_after` ends the run after that many steps in all, as an interrupt would."""
     average = copy.deepcopy(method).eval().requires_grad_(False)
-    device = next(method.parameters()).device
     optimizer = torch.optim.AdamW(method.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     step, before = _restore(folder, method, average, optimizer) if resume else (0, 0.0)
     log = _Log(folder, step)
@@ -126,9 +125,9 @@ def train(
             if step % config.log_every == 0 or step == 1:
                 row = {"loss": loss.detach(), "grad/norm": norm, **metrics}
                 log.write(step, elapsed(), {k: float(v) for k, v in row.items()} | {"lr": rate})
-                if not math.isfinite(float(loss)):
+                if not math.isfinite(float(row["loss"])):
                     raise UserError(f"the loss is not finite at step {step}; try a smaller --loop.lr than {config.lr}.")
-            show(step, elapsed(), loss if device.type == "cpu" else None)
+            show(step, elapsed())
             if time.monotonic() - saved > config.save_every:
                 save()
                 saved = time.monotonic()
@@ -225,10 +224,10 @@ def _stop_flag() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def _progress_bar(console: Console | None, budget: Budget) -> Iterator[Callable[[int, float, Tensor | None], None]]:
+def _progress_bar(console: Console | None, budget: Budget) -> Iterator[Callable[[int, float], None]]:
     """A bar with the rate and the time left; silent without a console."""
     if console is None:
-        yield lambda step, elapsed, loss: None
+        yield lambda step, elapsed: None
         return
     columns = (
         TextColumn("training"),
@@ -242,7 +241,7 @@ def _progress_bar(console: Console | None, budget: Budget) -> Iterator[Callable[
         task = bar.add_task("training", total=1.0, note="")
         began: list[tuple[int, float]] = []
 
-        def show(step: int, elapsed: float, loss: Tensor | None) -> None:
+        def show(step: int, elapsed: float) -> None:
             if not began:
                 began.append((step, elapsed))
             if step % 10 and budget.progress(step, elapsed) < 1:

@@ -39,7 +39,7 @@ class Episodes:
         timeouts: np.ndarray,
         name: str = "episodes",
     ) -> Episodes:
-        """Flat arrays of N steps; an episode ends after a step with a terminal or a timeout, and at the end of the data."""
+        """Flat arrays of N steps; an episode ends after a terminal, after a timeout, and where the data end."""
         count, state_dim = observations.shape
         steps = np.empty((count, state_dim + actions.shape[1]), np.float32)
         steps[:, :state_dim], steps[:, state_dim:] = observations, actions
@@ -75,8 +75,8 @@ class Episodes:
 
     def to(self, device: torch.device | str) -> Episodes:
         """The same on another device: training reads its batches from where it computes."""
-        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
+        steps, rewards, terminals = self.steps.to(device), self.rewards.to(device), self.terminals.to(device)
+        return replace(self, steps=steps, rewards=rewards, terminals=terminals, starts=self.starts.to(device))
 
     def last_of(self, index: Tensor) -> Tensor:
         """The last step of the episode that each step belongs to."""
@@ -101,10 +101,11 @@ class Episodes:
         return self._pick(np.sort(order[cut:])), self._pick(np.sort(order[:cut]))
 
     def _pick(self, which: np.ndarray) -> Episodes:
-        keep = torch.cat([torch.arange(self.starts[e], self.starts[e + 1]) for e in which])
-        starts = torch.cat([torch.zeros(1, dtype=torch.long), self.lengths[torch.from_numpy(which)].cumsum(0)])
-        return Episodes(
-            self.steps[keep], self.rewards[keep], self.terminals[keep], starts, self.state_dim, self.name
+        starts = self.starts.tolist()
+        keep = torch.cat([torch.arange(starts[e], starts[e + 1]) for e in which])
+        first = torch.cat([torch.zeros(1, dtype=torch.long), self.lengths[torch.from_numpy(which)].cumsum(0)])
+        return replace(
+            self, steps=self.steps[keep], rewards=self.rewards[keep], terminals=self.terminals[keep], starts=first
         )
 
 

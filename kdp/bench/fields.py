@@ -6,6 +6,7 @@ work?), by the conditional energy score of held-out windows everywhere.
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,30 +15,32 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from kdp.bench.evaluate import evaluate
-from kdp.bench.results import append, row
+from kdp.bench.results import append, read, row
 from kdp.bench.samples import energy_score, wall_share
+from kdp.checkpoint import load_tensors
 from kdp.domains import DOMAINS
 from kdp.domains.toy import THREE, TWO
 from kdp.drift import DriftConfig
 from kdp.plan import Planner
 from kdp.runs import RunConfig, assemble
 from kdp.sampler import Sampler
-from kdp.train import Budget, train
+from kdp.train import MODEL, Budget, train
 
-TASKS = {"toy": 3000, "toy-three": 3000, "maze2d-umaze": 4000}
+TASKS = {"maze2d-umaze": 2500, "toy": 3000, "toy-three": 3000}  # training steps
 CONTEXTS = (-0.8, 0.0, 0.8)  # where the toys' modes are counted
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
-    "apart": {"field": "apart"},
+    "weights apart": {"field": "apart"},
     "energy": {"field": "energy"},
     "sinkhorn": {"field": "sinkhorn"},
     "keyed (paper)": {"field": "keyed"},
     "window (no key)": {"field": "window"},
-    "tau .05": {"temperatures": (0.05,)},
+    "tau .1": {"temperatures": (0.1,)},
     "tau .02 .05 .2": {"temperatures": (0.02, 0.05, 0.2)},
     "tau .05 .2 1": {"temperatures": (0.05, 0.2, 1.0)},
     "tau .2 1": {"temperatures": (0.2, 1.0)},
@@ -46,45 +49,71 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "P 8": {"positives": 8},
     "P 16": {"positives": 16},
     "P 64": {"positives": 64},
-    "key .02": {"key_temperature": 0.02},
-    "key .1": {"key_temperature": 0.1},
-    "key .2": {"key_temperature": 0.2},
+    "key .03": {"key_temperature": 0.03},
+    "key .3": {"key_temperature": 0.3},
+    "key 1": {"key_temperature": 1.0},
 }
 
 
-def study(quick: bool, device: str, seeds: int, only: str | None, results: Path, console: Console) -> None:
-    """Every variant on every task, a row each."""
-    table = Table("variant", "task", "energy score", "near", "shares", "score", "walls", title="fields")
-    for name, change in VARIANTS.items():
-        if only is not None and name not in only.split(","):
-            continue
-        for task, steps in TASKS.items():
-            for seed in range(seeds):
-                config = RunConfig(task, steps=20 if quick else steps, seed=seed, drift=DriftConfig(**change))
-                measured = measure(config, device, episodes=4 if quick else 100)
-                append(results, row("fields", device, variant=name, **measured))
-                table.add_row(name, task, *_cells(measured))
-                console.print(name, task, *_cells(measured))
+def study(
+    quick: bool, device: str, seeds: int, tasks: list[str], variants: list[str], jobs: int, path: Path, console: Console
+) -> None:
+    """Every variant on every task, a row each as it is done, several processes side by side."""
+    todo = [
+        (name, RunConfig(task, steps=20 if quick else TASKS[task], seed=seed, drift=DriftConfig(**VARIANTS[name])))
+        for seed in range(seeds)
+        for task in tasks
+        for name in variants
+    ]
+    work = [(name, config, device, 4 if quick else 100) for name, config in todo]
+    for task in tasks:
+        DOMAINS[task].episodes()  # made here, once, before the processes look for it
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for name, measured in track(pool.imap_unordered(_job, work), "runs", total=len(work), console=console):
+            append(path, row("fields", device, variant=name, **measured))
+    print_table(path, console)
+
+
+def print_table(path: Path, console: Console) -> None:
+    """Means over seeds, from the rows of the file."""
+    table = Table("variant", "task", "seeds", "energy", "near", "shares", "score", "walls", title="fields")
+    rows = read(path)
+    for task in TASKS:
+        for variant in dict.fromkeys(r["variant"] for r in rows):
+            group = [r for r in rows if r["variant"] == variant and r["task"] == task]
+            if group:
+                table.add_row(variant, task, *cells(group))
     console.print(table)
+
+
+def cells(group: list[dict[str, Any]]) -> list[str]:
+    """The numbers of one line of the table: means over the rows of one variant and task."""
+
+    def mean(key: str, form: str) -> str:
+        values = [r[key] for r in group if r[key] is not None]
+        return form.format(float(np.mean(values))) if values else ""
+
+    shares = [r["shares"] for r in group if r["shares"]]
+    said = " ".join(f"{s:.2f}" for s in np.mean(shares, 0)) if shares else ""
+    head = [str(len(group)), mean("energy_score", "{:.3f}"), mean("near", "{:.2f}"), said]
+    return [*head, mean("score", "{:.1f}"), mean("walls", "{:.1%}")]
+
+
+def _job(work: tuple[str, RunConfig, str, int]) -> tuple[str, dict[str, Any]]:
+    name, config, device, episodes = work
+    torch.set_num_threads(1)
+    return name, measure(config, device, episodes)
 
 
 def measure(config: RunConfig, device: str, episodes: int) -> dict[str, Any]:
     """Trains on nine tenths of the episodes; measures samples on the rest, and the plans in closed loop."""
     domain = DOMAINS[config.dataset]
-    tilt = domain.tilt if config.drift.tilt is None else config.drift.tilt
-    config = replace(
-        config,
-        horizon=config.horizon or domain.horizon,
-        stride=config.stride or domain.stride,
-        drift=replace(config.drift, tilt=tilt),
-    )
+    config = config.for_domain(domain)
     training, held_out = domain.episodes().split(0.1)
     method, sampler, normalizer = assemble(config, domain, training, device)
     with tempfile.TemporaryDirectory() as folder:
         outcome = train(method, sampler, Path(folder), Budget(config.steps), config.loop, config.seed, extra={})
-        from kdp.checkpoint import load_tensors
-
-        tensors, _ = load_tensors(Path(folder) / "model.safetensors")
+        tensors, _ = load_tensors(Path(folder) / MODEL)
     method.load_state_dict({k.removeprefix("weights."): v for k, v in tensors.items()})
     method.eval().requires_grad_(False)
     _, unseen, _ = assemble(config, domain, held_out, device)
@@ -106,6 +135,7 @@ def measure(config: RunConfig, device: str, episodes: int) -> dict[str, Any]:
         "method": config.method,
         "field": config.drift.field,
         "temperatures": config.drift.scale(),
+        "lambda_a": config.drift.lambda_a,
         "samples": config.drift.samples,
         "positives": config.drift.positives,
         "key_temperature": config.drift.key_temperature,
@@ -130,10 +160,3 @@ def _modes(planner: Planner, toy) -> dict[str, Any]:
         near.append(float((mode >= 0).mean()))
         shares.append([float((mode == m).mean()) for m in range(len(toy.modes))])
     return {"near": min(near), "shares": np.mean(shares, 0).round(3).tolist()}
-
-
-def _cells(measured: dict[str, Any]) -> list[str]:
-    shares = " ".join(f"{s:.2f}" for s in measured["shares"] or [])
-    near = "" if measured["near"] is None else f"{measured['near']:.2f}"
-    walls = "" if measured["walls"] is None else f"{100 * measured['walls']:.1f}%"
-    return [f"{measured['energy_score']:.4f}", near, shares, f"{measured['score']:.1f}", walls]

@@ -11,9 +11,10 @@ from kdp.errors import UserError
 from kdp.provenance import commit, device_name, versions
 
 COLUMNS = (
-    "suite task dataset method field executor candidates chunk seed episodes score score_sem return_mean success "
-    "time_to_goal nfe bef plan_ms_p50 train_minutes train_steps device commit versions command"
-).split()
+    *("suite", "task", "dataset", "method", "field", "executor", "candidates", "chunk", "seed", "episodes"),
+    *("score", "score_sem", "return_mean", "success", "time_to_goal", "nfe", "bef", "plan_ms_p50"),
+    *("train_minutes", "train_steps", "device", "commit", "versions", "command"),
+)
 
 
 def row(suite: str, device: str, **values: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def read_hdf5(path: str | Path) -> Episodes:
     import h5py
 
     with _reading(path, "HDF5 file") as file, h5py.File(file, "r") as arrays:
-        return check_arrays(file.name, arrays)
+        return check_arrays(str(arrays.attrs.get("name", file.name)), arrays)
 
 
 def read_npz(path: str | Path) -> Episodes:
@@ -46,9 +46,7 @@ def read_attributes(path: str | Path) -> dict[str, Any]:
     return {key: value.item() if isinstance(value, np.generic) else value for key, value in found.items()}
 
 
-def write_hdf5(
-    path: str | Path, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, str | int | float]
-) -> None:
+def write_hdf5(path: str | Path, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, str | int | float]) -> None:
     """Write D4RL's layout, all of it or nothing; a key like "infos/goal" is an array in a group."""
     import h5py
 
@@ -89,8 +87,7 @@ def check_arrays(name: str, arrays: Mapping[str, Any]) -> Episodes:
     for key, array in others.items():
         if len(array) != count:
             raise UserError(
-                f"{name}: all arrays must have the same length; "
-                f"observations has {count} and {key} has {len(array)}."
+                f"{name}: all arrays must have the same length; observations has {count} and {key} has {len(array)}."
             )
     return Episodes.from_arrays(
         _finite(name, "observations", observations),

@@ -7,10 +7,10 @@ import io
 import math
 import multiprocessing
 import os
-import warnings
 from collections import deque
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -75,9 +75,18 @@ def make_maze_data(
             shards.append(shard)
             bar.advance(task, len(shard["actions"]))
     arrays = {key: np.concatenate([shard[key] for shard in shards]) for key in shards[0]}
-    about = {"name": f"regenerated/{name}", "maker": "waypoint controller", "seed": seed, "mujoco": version("mujoco")}
-    write_hdf5(path, arrays, about | {"gymnasium-robotics": version("gymnasium-robotics")})
+    about: dict[str, str | int | float] = {"name": f"regenerated/{name}", "maker": "waypoint controller", "seed": seed}
+    about |= {package: version(package) for package in ("mujoco", "gymnasium-robotics")}
+    write_hdf5(path, arrays, about)
     return path
+
+
+def point_maze(maze_map: list[list[int]]) -> Any:
+    """One PointMaze environment whose episodes go on at the goal."""
+    with contextlib.redirect_stderr(io.StringIO()):  # the library speaks of its other environments when imported
+        from gymnasium_robotics.envs.maze.point_maze import PointMazeEnv
+
+    return PointMazeEnv(maze_map=maze_map, continuing_task=True)
 
 
 def _roam(job: tuple) -> dict[str, np.ndarray]:
@@ -89,10 +98,7 @@ def roam(
 ) -> dict[str, np.ndarray]:
     """One wanderer, in D4RL's arrays: from goal to goal, cut into episodes of EPISODE steps, each from a random place.
     Rewards are those of the maze's own goal."""
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        from gymnasium_robotics.envs.maze.point_maze import PointMazeEnv
-
-    env, router = PointMazeEnv(maze_map=maze_map), Router(maze_map)
+    env, router = point_maze(maze_map), Router(maze_map)
     random = np.random.default_rng(seed)
     observations, actions = np.empty((steps, 4), np.float32), np.empty((steps, 2), np.float32)
     goals, noise = np.empty((steps, 2), np.float32), random.normal(0, NOISE, (steps, 2))

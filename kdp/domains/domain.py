@@ -50,6 +50,8 @@ class Domain:
     key: KeyMap = state_key
     tilt: float = 0.0
     """Default of drift.tilt, in steps."""
+    lambda_a: float = 1.0
+    """Default of drift.lambda_a: less where the data's actions are mostly noise."""
     scorer: Arrival | None = None
     tracker: Tracker | None = None
     environments: Callable[[int], Environments] | None = None

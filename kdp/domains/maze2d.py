@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kdp.datasets import open_file
-from kdp.datasets.waypoint import make_maze_data
+from kdp.datasets.waypoint import RADIUS, make_maze_data, point_maze
 from kdp.domains.domain import Domain, Step
 from kdp.keys import ScaledKey
 from kdp.plan import Tracker
@@ -18,7 +18,6 @@ from kdp.score import Arrival
 from kdp.windows import Episodes, Goals
 
 POSITION, VELOCITY = (0, 1), (2, 3)
-RADIUS = 0.45  # PointMaze's own: within it the goal is reached
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,8 @@ class MazeEnvironments:
     """N PointMaze environments, stepped one after the other (faster than processes on few cores)."""
 
     def __init__(self, maze: Maze, count: int):
-        from gymnasium_robotics.envs.maze.point_maze import PointMazeEnv
-
         self.maze, self.limit = maze, maze.episode_steps
-        self.envs = [PointMazeEnv(maze_map=maze.rows, continuing_task=True) for _ in range(count)]
+        self.envs = [point_maze(maze.rows) for _ in range(count)]
 
     def reset(self, seeds: list[int]) -> tuple[np.ndarray, np.ndarray]:
         self.time = 0
@@ -92,8 +89,9 @@ def _domain(maze: Maze, about: str, horizon: int, stride: int, tilt: float) -> D
         goals=Goals(POSITION, VELOCITY),
         key=ScaledKey((1, 1, 0.3, 0.3, 1, 1)),
         tilt=tilt,
+        lambda_a=0.1,
         scorer=Arrival(POSITION, RADIUS, stride),
-        tracker=Tracker(POSITION, VELOCITY, kp=10.0, kd=1.0, lookahead=8),
+        tracker=Tracker(POSITION, VELOCITY, kp=10.0, kd=1.0, lookahead=12),
         environments=lambda count: MazeEnvironments(maze, count),
         episode_steps=maze.episode_steps,
         reference=maze.reference,

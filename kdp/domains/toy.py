@@ -1,7 +1,7 @@
 """Conditional problems with known answers: from one start, two equal or three unequal ways to go.
 
-State (context, position, phase), action (velocity). An episode starts at position 0 with a random context, picks a mode,
-and moves with its velocity, scaled by the context, for eight steps.
+State (context, position, phase), action (velocity). An episode starts at position 0 with a random context, picks a
+mode, and moves with its velocity, scaled by the context, for eight steps.
 """
 
 from __future__ import annotations

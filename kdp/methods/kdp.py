@@ -24,7 +24,7 @@ class NetworkConfig:
     """Width of the MLP, or channels of the U-Net's first level times 8."""
     blocks: int = 3
     """Residual blocks (mlp)."""
-    noise: int = 32
+    noise: int = 16
     """Coordinates of the noise z."""
 
 
@@ -39,12 +39,10 @@ class KDP(nn.Module):
         told = clamp.state_dim + len(clamp.goal_dims)
         self.generator: nn.Module
         if network.kind == "mlp":
-            self.generator = ResidualMLP(
-                network.noise, told, clamp.tokens * clamp.width, network.width, network.blocks
-            )
+            self.generator = ResidualMLP(network.noise, told, clamp.tokens * clamp.width, network.width, network.blocks)
         else:
             self.generator = TemporalUNet(network.noise, told, clamp.tokens, clamp.width, network.width // 8)
-        weight = torch.full((clamp.tokens, clamp.width), drift.lambda_a)
+        weight = torch.full((clamp.tokens, clamp.width), 1.0 if drift.lambda_a is None else drift.lambda_a)
         weight[:, : clamp.state_dim] = drift.lambda_s
         self.weight: Tensor
         self.register_buffer("weight", weight * clamp.mask(), persistent=False)
@@ -74,15 +72,14 @@ class KDP(nn.Module):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         x = self.sample(batch.condition, self.samples, generator)  # Alg. 1, l. 1-2
+        x = x if self.grouped else x.squeeze(1)
         with torch.no_grad():
             if self.grouped:
                 assert batch.positives is not None
                 field = joint_field(x, batch.positives, self.log_weight(batch), self.weight, self.drift)
             elif self.drift.field == "keyed":
-                x = x.squeeze(1)
                 field = keyed_field(x, batch.windows, batch.keys, batch.keys, self.weight > 0, self.drift)
             else:
-                x = x.squeeze(1)
                 field = window_field(x, batch.windows, self.weight > 0, self.drift)
         loss, metrics = drift_loss(x, field, self.weight)
         spread = {"sample/spread": x.detach().std(1).mean()} if self.samples > 1 else {}

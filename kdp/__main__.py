@@ -1,0 +1,5 @@
+"""`python -m kdp` is the command `kdp`."""
+
+from kdp.cli import main
+
+main()

@@ -1,0 +1,34 @@
+"""Shared by all tests: few threads, no terminal colours, made data in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+os.environ.update(TERM="dumb", NO_COLOR="1", COLUMNS="100")
+
+
+@pytest.fixture
+def kdp_command(tmp_path, monkeypatch, capfd):
+    """Runs the command in an empty folder: kdp_command("train", ...) -> (exit code, stdout, stderr)."""
+    from kdp.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KDP_DATA", str(tmp_path / "data"))
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kdp", *map(str, words)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capfd.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return run

@@ -1,0 +1,52 @@
+"""Small datasets that tests read answers from."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from kdp.normalize import Normalizer
+from kdp.windows import Episodes
+
+
+def numbered_episodes(lengths: list[int], action_dim: int = 1) -> Episodes:
+    """State (episode, step within it, step within all), each action the step within all, plus 1000 for each further
+    coordinate, and a reward of one: every number says where it comes from."""
+    count = sum(lengths)
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    step = np.concatenate([np.arange(length) for length in lengths])
+    end = np.zeros(count, bool)
+    end[np.cumsum(lengths) - 1] = True
+    actions = np.arange(count)[:, None] + 1000.0 * np.arange(action_dim)
+    return Episodes.from_arrays(
+        np.stack([episode, step, np.arange(count)], 1), actions, np.ones(count), end, np.zeros(count, bool)
+    )
+
+
+def walks(lengths: list[int], seed: int = 0) -> Episodes:
+    """Episodes on a plane: state (position, velocity), four numbers, action two, nothing zero or twice the same."""
+    random, count = np.random.default_rng(seed), sum(lengths)
+    end = np.zeros(count, bool)
+    end[np.cumsum(lengths) - 1] = True
+    return Episodes.from_arrays(
+        random.normal(size=(count, 4)) + [3, -2, 0, 0],
+        random.normal(size=(count, 2)),
+        np.zeros(count),
+        np.zeros(count, bool),
+        end,
+    )
+
+
+def plain_normalizer(state_dim: int, action_dim: int) -> Normalizer:
+    """Standardised units are the dataset's units."""
+    return Normalizer(torch.zeros(state_dim), torch.ones(state_dim), torch.zeros(action_dim), torch.ones(action_dim))
+
+
+def skewed_normalizer(state_dim: int, action_dim: int) -> Normalizer:
+    """Every coordinate has a mean and a size of its own."""
+    return Normalizer(
+        torch.arange(1.0, state_dim + 1),
+        torch.arange(1.0, state_dim + 1) / 2,
+        -torch.arange(1.0, action_dim + 1),
+        torch.arange(1.0, action_dim + 1) * 3,
+    )

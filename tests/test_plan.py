@@ -1,0 +1,296 @@
+"""Plans, their scores, and the controller that executes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import plain_normalizer, skewed_normalizer
+
+from kdp.drift import DriftConfig
+from kdp.errors import UserError
+from kdp.keys import Clamp
+from kdp.methods.kdp import KDP, NetworkConfig
+from kdp.plan import Controller, Planner, Tracker, state_at
+from kdp.score import Arrival
+
+STATE, ACTION, STRIDE, TOKENS, GOAL_DIMS = 4, 2, 3, 5, (0, 1)
+WIDTH, HORIZON = STATE + STRIDE * ACTION, TOKENS * STRIDE
+OBSERVATION, GOAL = np.array([1.5, -2.0, 0.3, 4.0]), np.array([3.0, 0.5])
+
+
+def method(kind: str = "mlp", goals: bool = True) -> KDP:
+    """Tiny and untrained."""
+    torch.manual_seed(0)
+    clamp = Clamp(TOKENS, WIDTH, STATE, GOAL_DIMS if goals else ())
+    return KDP(clamp, DriftConfig(), NetworkConfig(kind, width=32, blocks=1, noise=4)).eval()
+
+
+def planner(kind: str = "mlp", goals: bool = True, **options) -> Planner:
+    return Planner(
+        method(kind, goals).sample,
+        skewed_normalizer(STATE, ACTION),
+        STRIDE,
+        GOAL_DIMS if goals else (),
+        **options,
+    )
+
+
+def last_speed(windows, goals):
+    """A scorer: a number of the last token."""
+    return windows[..., -1, 2]
+
+
+every_network = pytest.mark.parametrize("kind", ["mlp", "unet"])
+
+
+# Plans
+
+
+@every_network
+def test_the_same_seed_makes_the_same_plan(kind):
+    one, same, other = (planner(kind).plan(OBSERVATION, GOAL, 8, seed=seed).candidates for seed in (3, 3, 4))
+    assert np.array_equal(one, same) and not np.allclose(one, other)
+
+
+@every_network
+@pytest.mark.parametrize("candidates", [1, 7])
+def test_a_plan_has_its_shapes_in_the_units_of_the_data(kind, candidates):
+    plan = planner(kind).plan(OBSERVATION, GOAL, candidates)
+    assert plan.candidates.shape == (candidates, TOKENS, WIDTH) and plan.scores.shape == (candidates,)
+    assert plan.states.shape == (TOKENS, STATE) and plan.actions.shape == (HORIZON, ACTION)
+    assert np.array_equal(plan.states, plan.candidates[plan.chosen, :, :STATE])
+    assert plan.latency_s > 0
+
+
+def test_candidates_are_the_methods_windows_in_the_units_of_the_data():
+    made = planner()
+    plan = made.plan(OBSERVATION, GOAL, 4, seed=5)
+    random, told = torch.Generator().manual_seed(5), []
+
+    def listen(condition, n, generator):
+        told.append(condition)
+        return method().sample(condition, n, generator)
+
+    replace(made, sample=listen).plan(OBSERVATION, GOAL, 4)
+    with torch.no_grad():
+        windows = method().sample(told[0], 4, random)[0]
+    n = made.normalizer
+    mean = torch.cat([n.state_mean, *[n.action_mean] * STRIDE])
+    std = torch.cat([n.state_std, *[n.action_std] * STRIDE])
+    np.testing.assert_allclose(plan.candidates, windows * std + mean, atol=1e-5)
+    state = torch.tensor(OBSERVATION, dtype=torch.float32)
+    torch.testing.assert_close(told[0].state[0], (state - n.state_mean) / n.state_std)
+
+
+def test_the_stride_of_actions_is_undone():
+    plan = planner().plan(OBSERVATION, GOAL, 3)
+    for step in range(HORIZON):
+        at = STATE + step % STRIDE * ACTION
+        assert np.array_equal(plan.actions[step], plan.best[step // STRIDE, at : at + ACTION])
+
+
+@every_network
+def test_every_candidate_starts_here_and_ends_at_the_goal(kind):
+    candidates = planner(kind).plan(OBSERVATION, GOAL, 6).candidates
+    np.testing.assert_allclose(candidates[:, 0, :STATE], np.tile(OBSERVATION, (6, 1)), atol=1e-5)
+    np.testing.assert_allclose(candidates[:, -1, list(GOAL_DIMS)], np.tile(GOAL, (6, 1)), atol=1e-5)
+
+
+def test_candidates_differ():
+    candidates = planner().plan(OBSERVATION, GOAL, 6).candidates
+    assert (candidates.std(0)[1:-1] > 1e-3).all()
+
+
+@every_network
+def test_a_batch_of_one_equals_a_row_of_a_batch(kind):
+    random = torch.Generator().manual_seed(0)
+    noise = torch.randn(5, 3, 4, generator=random)
+    observations, goals = torch.randn(5, STATE, generator=random), torch.randn(5, 2, generator=random)
+    made = method(kind)
+
+    def plans(rows: slice):
+        fixed = replace(planner(kind), sample=lambda c, n, g: made.decode(noise[rows], c), scorer=last_speed)
+        return fixed.plan_batch(observations[rows], goals[rows], 3, random)
+
+    together = plans(slice(None))
+    for row in range(5):
+        alone = plans(slice(row, row + 1))
+        torch.testing.assert_close(alone.candidates[0], together.candidates[row], atol=1e-5, rtol=0)
+        torch.testing.assert_close(alone.best[0], together.best[row], atol=1e-5, rtol=0)
+
+
+def test_the_best_by_the_scorer_is_taken():
+    chosen = set()
+    for seed in range(5):
+        plan = planner(scorer=last_speed).plan(OBSERVATION, GOAL, 8, seed=seed)
+        np.testing.assert_allclose(plan.scores, plan.candidates[:, -1, 2])
+        assert plan.chosen == plan.scores.argmax() and np.array_equal(plan.best, plan.candidates[plan.chosen])
+        chosen.add(plan.chosen)
+    assert len(chosen) > 1
+
+
+def test_the_scorer_is_told_windows_and_goals_in_the_units_of_the_data():
+    heard = []
+
+    def scorer(windows, goals):
+        heard.append((windows, goals))
+        return windows[..., 0, 0]
+
+    plan = planner(scorer=scorer).plan(OBSERVATION, GOAL, 2)
+    np.testing.assert_allclose(heard[0][0][0], plan.candidates)
+    np.testing.assert_allclose(heard[0][1], GOAL[None])
+
+
+def test_without_a_scorer_the_first_is_taken():
+    plan = planner().plan(OBSERVATION, GOAL, 8)
+    assert plan.chosen == 0 and not plan.scores.any()
+
+
+def test_a_plan_without_goals_needs_none():
+    plan = planner(goals=False).plan(OBSERVATION, candidates=2)
+    np.testing.assert_allclose(plan.states[0], OBSERVATION, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "goals", "message"),
+    [
+        ((OBSERVATION[:3], GOAL), True, r"observation must be 4 numbers; got shape \(3,\)"),
+        ((OBSERVATION[None], GOAL), True, r"observation must be 4 numbers; got shape \(1, 4\)"),
+        ((OBSERVATION * np.nan, GOAL), True, "observation must be finite"),
+        ((OBSERVATION, GOAL * np.inf), True, "goal must be finite"),
+        ((OBSERVATION, OBSERVATION), True, r"goal must be 2 numbers; got shape \(4,\)"),
+        ((OBSERVATION, 1.0), True, r"goal must be 2 numbers; got shape \(\)"),
+        ((OBSERVATION,), True, "toward a goal of 2 numbers; got none"),
+        ((OBSERVATION, GOAL), False, "trained without goals; leave the goal out"),
+        ((OBSERVATION, GOAL, 0), True, "candidates must be 1 or more; got 0"),
+        ((OBSERVATION, GOAL, -3), True, "candidates must be 1 or more; got -3"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_a_sentence(arguments, goals, message):
+    with pytest.raises(UserError, match=message):
+        planner(goals=goals).plan(*arguments)
+
+
+# The controller
+
+
+def counting_planner(tracker: Tracker | None = None) -> tuple[Planner, list[int]]:
+    """The n-th plan, of two tokens of three steps: positions 10n and 10n + 6, velocities 1, actions 100n + step."""
+    calls: list[int] = []
+
+    def sample(condition, n, generator):
+        call = len(calls)
+        calls.append(n)
+        position, velocity = 10 * call + torch.tensor([[0.0], [6.0]]), torch.ones(2, 1)
+        actions = 100 * call + torch.arange(6.0).view(2, 3)
+        return torch.cat([position, velocity, actions], 1).expand(len(condition), n, 2, 5)
+
+    return Planner(sample, plain_normalizer(2, 1), 3, tracker=tracker), calls
+
+
+@pytest.mark.parametrize(
+    ("chunk", "actions", "plans"),
+    [
+        (1, [0, 100, 200, 300, 400, 500, 600, 700], 8),
+        (3, [0, 1, 2, 100, 101, 102, 200, 201], 3),
+        (8, [0, 1, 2, 3, 4, 5, 5, 5], 1),  # past the end of the plan its last action is held
+    ],
+)
+def test_a_controller_plans_once_a_chunk_and_acts_it_out(chunk, actions, plans):
+    made, calls = counting_planner()
+    controller = Controller(made, candidates=4, chunk=chunk)
+    taken = [controller.act(np.zeros((3, 2)), None) for _ in range(8)]
+    assert all(action.shape == (3, 1) for action in taken)
+    assert [float(action[0, 0]) for action in taken] == actions
+    assert calls == [4] * plans
+
+
+def test_the_track_executor_steers_at_the_state_ahead():
+    tracker = Tracker(position=(0,), velocity=(1,), kp=2.0, kd=0.5, lookahead=2, low=-100, high=100)
+    made, calls = counting_planner(tracker)
+    controller = Controller(made, executor="track", chunk=3)
+    for step, position in enumerate([0.0, 0.5, 1.5, 2.0, 9.0]):
+        state = np.array([[position, 0.25]])
+        plan, age = divmod(step, 3)
+        target = 10 * plan + min(2.0 * (age + 2), 6)  # two positions a step, until the last token
+        expected = 2 * (target - position) + 0.5 * (1 - 0.25)
+        assert controller.act(state, None) == pytest.approx(np.array([[expected]]), abs=1e-5)
+    assert len(calls) == 2
+
+
+def test_the_tracker_keeps_within_its_bounds():
+    tracker = Tracker(position=(0,), velocity=(1,), kp=10.0, kd=1.0, lookahead=1)
+    target = torch.tensor([[5.0, 0.0], [-5.0, 0.0], [0.01, 0.0]])
+    assert tracker(target, torch.zeros(3, 2)).flatten().tolist() == pytest.approx([1, -1, 0.1])
+
+
+def test_two_controllers_with_one_seed_do_the_same():
+    observations, goals = np.tile(OBSERVATION, (3, 1)), np.tile(GOAL, (3, 1))
+
+    def three_actions(seed: int) -> np.ndarray:
+        controller = Controller(planner(), candidates=2, seed=seed)
+        return np.stack([controller.act(observations, goals) for _ in range(3)])
+
+    one, same, other = (three_actions(seed) for seed in (0, 0, 1))
+    assert np.array_equal(one, same) and not np.allclose(one, other)
+    assert not np.allclose(one[0], one[1])  # every plan has noise of its own
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"executor": "jump"}, "executor must be action or track; got 'jump'"),
+        ({"executor": "track"}, "needs a domain with a tracking law"),
+        ({"candidates": 0}, "candidates and chunk must be 1 or more; got candidates=0"),
+        ({"chunk": 0}, "candidates and chunk must be 1 or more; got candidates=16 chunk=0"),
+    ],
+)
+def test_a_controller_refuses_what_it_cannot_do(options, message):
+    with pytest.raises(UserError, match=message):
+        Controller(planner(), **options)
+
+
+@pytest.mark.parametrize(("token", "expected"), [(0, 0), (0.5, 1), (1, 2), (1.25, 3.5), (2, 8), (2.7, 8), (5.5, 8)])
+def test_a_state_between_two_tokens_lies_on_a_straight_line(token, expected):
+    states = torch.tensor([[[0.0], [2.0], [8.0]], [[0.0], [-2.0], [-8.0]]])
+    assert state_at(states, token).flatten().tolist() == pytest.approx([expected, -expected])
+
+
+# The arrival scorer
+
+
+def path(*distances: float) -> torch.Tensor:
+    """A window whose tokens are that far from the goal (1, 2), in different directions."""
+    angles = torch.arange(len(distances)) * 2.0
+    offset = torch.tensor(distances)[:, None] * torch.stack([angles.cos(), angles.sin()], 1)
+    return torch.cat([offset + torch.tensor([1.0, 2.0]), torch.randn(len(distances), 3)], 1)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ((9, 0, 0, 0), (9, 9, 0, 0)),  # sooner
+        ((9, 0, 0, 0), (9, 0, 0, 9)),  # staying
+        ((9, 9, 9, 0), (9, 9, 9, 9)),  # late rather than never
+        ((9, 0.1, 0.1, 0.1), (9, 0.4, 0.4, 0.4)),  # nearer, once within the radius
+    ],
+)
+def test_the_arrival_scorer_prefers_to_be_there_soon_and_to_stay(better, worse):
+    scores = Arrival((0, 1), 0.5, 4)(torch.stack([path(*worse), path(*better)])[None], torch.tensor([[1.0, 2.0]]))
+    assert scores.shape == (1, 2) and scores[0, 1] > scores[0, 0]
+
+
+def test_the_arrival_score_counts_steps_away():
+    windows = torch.stack([path(9, 7, 0, 0), path(3, 0.25, 0, 0), path(0, 0, 0, 0)])[None]
+    score = Arrival((0, 1), 0.5, 4)(windows, torch.tensor([[1.0, 2.0]]))
+    assert score[0].tolist() == pytest.approx([-8, -6, 0], abs=1e-4)
+
+
+def test_every_environment_is_scored_by_its_own_goal():
+    goals = torch.tensor([[1.0, 2.0], [-4.0, 2.0]])
+    window = path(0, 0, 0)
+    score = Arrival((0, 1), 0.5, 1)(window.expand(2, 1, -1, -1), goals)
+    assert score.flatten().tolist() == pytest.approx([0, -3], abs=1e-4)

@@ -1,0 +1,142 @@
+"""Batches: nothing but the seed and the step decides them, and positives are the nearest in key space."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import walks
+
+from kdp.domains.toy import TWO
+from kdp.keys import ScaledKey, state_key
+from kdp.normalize import Normalizer
+from kdp.sampler import Batch, Sampler, generator
+from kdp.windows import Goals, Windows
+
+KEYS = {"toy": state_key, "goals": ScaledKey((1, 1, 0.3, 0.3, 1, 1))}
+every_kind = pytest.mark.parametrize("kind", KEYS)
+PRECISION = 5e-3  # of distances near zero: the index computes them from squares
+
+
+def sampler(kind: str, positives: int = 6, seed: int = 0, **options) -> Sampler:
+    """Windows of the toy, which has no goals and a table of all windows, or of walks to goals."""
+    if kind == "toy":
+        windows = Windows(TWO.episodes(150), 8)
+    else:
+        windows = Windows(walks([60, 40, 100]), 16, 1, Goals(dims=(0, 1), still=(2, 3)))
+    data = windows.episodes
+    options = {"table": 2000, "refresh": 1000} | options
+    return Sampler(windows, Normalizer.fit(data.observations, data.actions), KEYS[kind], 32, positives, seed, **options)
+
+
+def tensors(batch: Batch) -> list[torch.Tensor]:
+    """All there is in a batch."""
+    found = [batch.windows, batch.condition.vector(), batch.keys, batch.positives, batch.key_distance, batch.arrival]
+    return [tensor for tensor in found if tensor is not None]
+
+
+def same(one: Batch, two: Batch) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(two), strict=True))
+
+
+@every_kind
+@pytest.mark.parametrize("positives", [0, 6])
+def test_seed_and_step_decide_a_batch(kind, positives):
+    batch = sampler(kind, positives)(7)
+    assert same(batch, sampler(kind, positives)(7))
+    assert not torch.equal(batch.windows, sampler(kind, positives)(8).windows)
+    assert not torch.equal(batch.windows, sampler(kind, positives, seed=1)(7).windows)
+
+
+@every_kind
+def test_a_batch_does_not_depend_on_those_before_it(kind):
+    through = sampler(kind)
+    for step in (0, 999, 1000, 2000, 2499):
+        through(step)
+    assert same(through(2500), sampler(kind)(2500))
+    assert same(through(3), sampler(kind)(3))  # nor on those after it
+
+
+def test_the_table_is_drawn_anew_when_its_time_is_over():
+    goals = sampler("goals", refresh=10)
+    tables = []
+    for step in (0, 9, 10):
+        goals(step)
+        tables.append((goals.first.clone(), goals.arrival.clone()))
+    assert torch.equal(tables[0][0], tables[1][0]) and not torch.equal(tables[1][0], tables[2][0])
+    assert all(len(first) == 2000 for first, _ in tables)
+
+
+def test_without_goals_the_table_is_every_window_that_fits():
+    toy = sampler("toy")
+    toy(0)
+    assert torch.equal(toy.first, torch.arange(len(toy.windows)))
+    short = sampler("toy", table=50)
+    short(0)
+    assert len(short.first) == 50
+
+
+@every_kind
+def test_a_batch_has_its_shapes(kind):
+    batch = sampler(kind)(0)
+    tokens, width = (8, 4) if kind == "toy" else (16, 6)
+    assert batch.windows.shape == (32, tokens, width) and batch.positives.shape == (32, 6, tokens, width)
+    assert batch.key_distance.shape == batch.arrival.shape == (32, 6)
+    plain = sampler(kind, positives=0)(0)
+    assert plain.positives is None and plain.key_distance is None
+
+
+@every_kind
+@pytest.mark.parametrize("positives", [0, 6])
+def test_a_window_starts_in_its_condition_and_ends_at_its_goal(kind, positives):
+    batch = sampler(kind, positives)(0)
+    state = batch.condition.state
+    torch.testing.assert_close(batch.windows[:, 0, : state.shape[1]], state)
+    torch.testing.assert_close(batch.keys, KEYS[kind](batch.condition))
+    if kind == "goals":
+        torch.testing.assert_close(batch.windows[:, -1, :2], batch.condition.goal)
+
+
+@every_kind
+def test_the_first_positive_has_the_key_of_the_window(kind):
+    batch = sampler(kind)(0)
+    assert (batch.key_distance[:, 0] < PRECISION).all()
+    torch.testing.assert_close(keys_of(kind, batch.positives[:, 0]), batch.keys, atol=1e-5, rtol=0)
+
+
+def keys_of(kind: str, windows: torch.Tensor) -> torch.Tensor:
+    """Windows (...,L,D) -> their keys, read off the windows."""
+    if kind == "toy":
+        return windows[..., 0, :3]
+    parts = torch.cat([windows[..., 0, :4], windows[..., -1, :2]], -1)
+    return parts * torch.tensor(KEYS["goals"].weights)
+
+
+@every_kind
+def test_positives_are_as_far_in_key_space_as_the_batch_says(kind):
+    batch = sampler(kind)(0)
+    distance = (keys_of(kind, batch.positives) - batch.keys[:, None]).norm(dim=2)
+    torch.testing.assert_close(batch.key_distance, distance, atol=PRECISION, rtol=0)
+    assert distance[:, 1:].max() > 10 * PRECISION
+
+
+@every_kind
+def test_nothing_in_the_table_is_nearer_than_the_positives(kind):
+    made = sampler(kind)
+    batch = made(0)
+    table = keys_of(kind, made.gather(made.first, made.arrival))
+    nearest = (batch.keys[:, None] - table).norm(dim=2).sort(dim=1).values[:, :6]
+    torch.testing.assert_close(batch.key_distance, nearest, atol=PRECISION, rtol=0)
+
+
+def test_arrivals_are_those_of_the_positives():
+    batch = sampler("goals")(0)
+    resting = (batch.positives[..., :2] - batch.positives[..., -1:, :2]).abs().amax(-1) == 0  # (B,P,L)
+    steps = resting.long().argmax(-1)  # walks come to no place twice
+    assert torch.equal(batch.arrival.long(), steps) and batch.arrival.unique().numel() > 5
+
+
+def test_purposes_and_steps_have_random_numbers_of_their_own():
+    seeds = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 1, 1)]
+    draws = [torch.rand(4, generator=generator(*seed)) for seed in seeds]
+    assert len({tuple(draw.tolist()) for draw in draws}) == len(seeds)
+    assert torch.equal(draws[0], torch.rand(4, generator=generator(0, 0, 0)))

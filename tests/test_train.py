@@ -1,0 +1,138 @@
+"""The loop: exact resume, determinism, what a run folder holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import kdp
+from kdp.checkpoint import load_tensors, save_tensors
+from kdp.drift import DriftConfig
+from kdp.methods.kdp import NetworkConfig
+from kdp.runs import RunConfig, resume_run, start_run
+from kdp.train import MODEL, TRAINING, LoopConfig
+
+SMALL = RunConfig(
+    "toy",
+    steps=30,
+    batch=32,
+    drift=DriftConfig(samples=4, positives=8),
+    network=NetworkConfig(width=32, blocks=1, noise=4),
+    loop=LoopConfig(log_every=5),
+)
+
+
+def tensors(folder, name=TRAINING):
+    return load_tensors(folder / name)[0]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("field", ["joint", "keyed", "window"])
+def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, field):
+    config = replace(SMALL, drift=replace(SMALL.drift, field=field))
+    start_run(config, tmp_path / "whole")
+    start_run(config, tmp_path / "parts", stop_after=7)
+    assert not same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
+    resume_run(tmp_path / "parts", stop_after=19)
+    outcome = resume_run(tmp_path / "parts")
+    assert outcome.finished and outcome.step == 30
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
+    assert same(tensors(tmp_path / "whole", MODEL), tensors(tmp_path / "parts", MODEL))
+
+
+def test_metrics_of_a_resumed_run_have_each_step_once(tmp_path):
+    start_run(SMALL, tmp_path / "run", stop_after=12)
+    resume_run(tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 5, 10, 15, 20, 25, 30]
+    assert {"loss", "lr", "drift/rms", "drift/attract", "drift/repel", "sample/spread", "grad/norm"} <= rows[0].keys()
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        start_run(replace(SMALL, seed=seed), tmp_path / name)
+    assert same(tensors(tmp_path / "a"), tensors(tmp_path / "b"))
+    assert not same(tensors(tmp_path / "a"), tensors(tmp_path / "c"))
+
+
+def test_an_interrupt_saves_between_two_steps_and_the_run_goes_on_exactly(tmp_path):
+    start_run(SMALL, tmp_path / "whole")
+    folder = tmp_path / "interrupted"
+    folder.mkdir()
+
+    def interrupt_when_under_way():
+        while not (folder / "metrics.jsonl").exists():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_when_under_way)
+    thread.start()
+    outcome = start_run(SMALL, folder)
+    thread.join()
+    assert outcome.interrupted and not outcome.finished
+    resume_run(folder)
+    assert same(tensors(tmp_path / "whole"), tensors(folder))
+
+
+def test_minutes_end_a_run(tmp_path):
+    outcome = start_run(replace(SMALL, steps=None, minutes=0.02), tmp_path / "run")
+    assert outcome.finished and outcome.step > 0
+
+
+def test_a_loaded_run_plans_as_often_as_asked_and_always_the_same(tmp_path):
+    start_run(SMALL, tmp_path / "run")
+    plans = [kdp.load(tmp_path / "run").plan([0.1, 0.0, 0.0], candidates=5, seed=3) for _ in range(2)]
+    np.testing.assert_array_equal(plans[0].candidates, plans[1].candidates)
+    assert plans[0].candidates.shape == (5, 8, 4)
+
+
+def test_other_data_are_noticed_on_resuming(tmp_path, monkeypatch):
+    start_run(SMALL, tmp_path / "run", stop_after=5)
+    from kdp.domains import DOMAINS
+    from kdp.domains.toy import TWO
+
+    other = replace(DOMAINS["toy"], episodes=lambda: TWO.episodes(seed=1))
+    with pytest.raises(kdp.UserError, match="not those"):
+        resume_run(tmp_path / "run", domain=other)
+
+
+def test_nothing_temporary_is_left_in_a_run_folder(tmp_path):
+    start_run(SMALL, tmp_path / "run")
+    assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.is_file()) == sorted(
+        ["config.json", "metrics.jsonl", MODEL, TRAINING]
+    )
+
+
+def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, {"a": torch.ones(2)}, {"step": 1})
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kdp.checkpoint.save_file", full)
+    with pytest.raises(kdp.UserError, match="No space left"):
+        save_tensors(path, {"a": torch.zeros(2)}, {"step": 2})
+    assert load_tensors(path)[1] == {"step": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_a_remedy(tmp_path):
+    wild = replace(SMALL, loop=LoopConfig(lr=1e30, warmup=1, clip=1e30, log_every=1))
+    with pytest.raises(kdp.UserError, match="not finite.*loop.lr"):
+        start_run(wild, tmp_path / "run")
+
+
+def test_the_unet_generator_trains_and_plans(tmp_path):
+    start_run(replace(SMALL, steps=3, network=NetworkConfig(kind="unet", width=64, noise=4)), tmp_path / "run")
+    assert np.isfinite(kdp.load(tmp_path / "run").plan([0.0, 0.0, 0.0], candidates=2).actions).all()
