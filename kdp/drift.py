@@ -15,33 +15,27 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-EPS = 1e-8
+EPS = 1e-6  # below this size a drift is rounding, and is not blown up
+TINY = 1e-30
 
 # Distances mean different things to different fields, so each has temperatures of its own (study: docs/fields.md).
-TEMPERATURES: dict[str, tuple[float, ...]] = {
-    "joint": (0.02, 0.1, 0.4, 2.0),
-    "keyed": (0.05, 0.2, 1.0),
-    "window": (0.05, 0.2, 1.0),
-    "apart": (0.02, 0.1, 0.4, 2.0),
-    "energy": (1.0,),
-    "sinkhorn": (0.05, 0.2, 1.0),
-}
+TEMPERATURES = {"joint": (0.05, 0.2, 1.0), "keyed": (0.05, 0.2, 1.0), "window": (0.05, 0.2, 1.0)}
 
 
 @dataclass(frozen=True)
 class DriftConfig:
     """The drift field and its ablations."""
 
-    field: Literal["joint", "keyed", "window", "apart", "energy", "sinkhorn"] = "joint"
+    field: Literal["joint", "keyed", "window"] = "joint"
     """joint: the key picks the neighbourhood and a window kernel shapes the drift inside it. keyed: the paper's field,
     weights from keys alone. window: the paper's ablation without keying."""
     temperatures: tuple[float, ...] = ()
     """Kernel temperatures to average over; a single one is an ablation. Default: the field's own."""
     samples: int = 8
     """G: generated windows per condition (joint)."""
-    positives: int = 32
+    positives: int = 16
     """P: data windows per condition, its own and its nearest in key space (joint)."""
-    key_temperature: float = 0.1
+    key_temperature: float = 0.2
     """Bandwidth of the key kernel on standardised keys: whose futures count (joint)."""
     tilt: float | None = None
     """A positive that reaches the goal this many steps sooner attracts e times as much (joint, goal problems); 0: off.
@@ -74,57 +68,28 @@ def joint_field(x: Tensor, y: Tensor, log_weight: Tensor, weight: Tensor, config
     Samples of one condition compete for its positives: a sample follows the positives that it is nearest to, and less
     so where its siblings are. Two modes behind one key both keep their followers.
     """
-    positives, metric = y.shape[1], weight.sqrt()
+    metric, temperatures = weight.sqrt(), config.scale()
     d_pos, d_neg = distances((x * metric).flatten(2), (y * metric).flatten(2))
-    log_weight = log_weight - log_weight.logsumexp(1, keepdim=True) + math.log(positives)  # mean weight 1
+    log_weight = log_weight - log_weight.logsumexp(1, keepdim=True) + math.log(y.shape[1])  # mean weight 1
+    alone = not config.repulsion or (x.shape[1] == 1 and not config.self_negatives)
     drift, attract, repel, raw = torch.zeros_like(x), *x.new_zeros(3)
-    for tau in config.scale():
-        pos, neg = log_weight[:, None] - d_pos / tau, mask_self(-d_neg / tau, config)
-        a_pos, a_neg = WEIGHTS[config.field](pos, neg, d_pos, d_neg, log_weight)
-        if not config.repulsion:
-            a_pos, a_neg = a_pos / (a_pos.sum(2, keepdim=True) + EPS), torch.zeros_like(a_neg)
+    for tau in temperatures:
+        # The square root below halves log weights (the columns do not see them), hence the 2.
+        pos, neg = 2 * log_weight[:, None] - d_pos / tau, mask_self(-d_neg / tau, config)
+        logits = torch.cat([pos, neg], 2)  # (B,G,P+G): a sample's ties to the data and to its siblings
+        a = (logits.softmax(2) * logits.softmax(1).nan_to_num(0.0)).sqrt()
+        a_pos, a_neg = a[..., : y.shape[1]], a[..., y.shape[1] :]
+        if alone:
+            a_pos, a_neg = a_pos / a_pos.sum(2, keepdim=True).clamp_min(TINY), torch.zeros_like(a_neg)
+        else:
+            a_pos, a_neg = a_pos * a_neg.sum(2, keepdim=True), a_neg * a_pos.sum(2, keepdim=True)
         plus = combine(a_pos, y) - a_pos.sum(2)[..., None, None] * x
         minus = combine(a_neg, x) - a_neg.sum(2)[..., None, None] * x
         v = (plus - minus) * (weight > 0)
         size = rms(v)
-        drift = drift + (v / (size + EPS) if config.normalize else v) / len(config.scale())
+        drift = drift + (v / (size + EPS) if config.normalize else v) / len(temperatures)
         attract, repel, raw = attract + rms(plus), repel + rms(minus), raw + size
-    return Field(drift, story(drift, attract, repel, raw, len(config.scale())))
-
-
-def two_sided(pos, neg, d_pos, d_neg, log_weight):
-    both = torch.cat([pos, neg], 2)
-    a = (both.softmax(2) * both.softmax(1).nan_to_num(0.0)).sqrt()
-    a_pos, a_neg = a[..., : pos.shape[2]], a[..., pos.shape[2] :]
-    if neg.shape[2] == 1:
-        return a_pos, a_neg
-    return a_pos * a_neg.sum(2, keepdim=True), a_neg * a_pos.sum(2, keepdim=True)
-
-
-def apart(pos, neg, d_pos, d_neg, log_weight):
-    return pos.softmax(2), neg.softmax(2).nan_to_num(0.0)
-
-
-def energy(pos, neg, d_pos, d_neg, log_weight):
-    a_neg = torch.isfinite(neg) / (d_neg + 1e-3)
-    return log_weight.exp()[:, None] / pos.shape[2] / (d_pos + 1e-3), a_neg / max(neg.shape[2] - 1, 1)
-
-
-def sinkhorn(pos, neg, d_pos, d_neg, log_weight):
-    def balance(logits, column):
-        for _ in range(10):
-            logits = logits - logits.logsumexp(1, keepdim=True) + column
-            logits = logits - logits.logsumexp(2, keepdim=True)
-        return logits.exp().nan_to_num(0.0)
-
-    share = math.log(pos.shape[1])
-    return (
-        balance(pos, log_weight[:, None] - math.log(pos.shape[2]) + share),
-        balance(neg, share - math.log(neg.shape[2])),
-    )
-
-
-WEIGHTS = {"joint": two_sided, "apart": apart, "energy": energy, "sinkhorn": sinkhorn}
+    return Field(drift, story(attract, repel, raw, len(temperatures)))
 
 
 def keyed_field(x: Tensor, y: Tensor, x_key: Tensor, y_key: Tensor, free: Tensor, config: DriftConfig) -> Field:
@@ -133,13 +98,13 @@ def keyed_field(x: Tensor, y: Tensor, x_key: Tensor, y_key: Tensor, free: Tensor
     The paper's field: who is near is decided by keys alone. The keys do not contain the noise, so neither does the
     drift: it moves the mean of a condition's windows, and nothing makes them spread (docs/paper-to-code.md).
     """
-    return _mean_shift(x, y, torch.cdist(x_key, y_key), torch.cdist(x_key, x_key), free, config)
+    return _mean_shift(x, y, exact(x_key, y_key), exact(x_key, x_key), free, config)
 
 
 def window_field(x: Tensor, y: Tensor, free: Tensor, config: DriftConfig) -> Field:
     """x, y (B,L,D), free (L,D) -> drift (B,L,D). The paper's ablation: who is near is decided by whole windows."""
     flat_x, flat_y = x.flatten(1), y.flatten(1)
-    return _mean_shift(x, y, torch.cdist(flat_x, flat_y), torch.cdist(flat_x, flat_x), free, config)
+    return _mean_shift(x, y, exact(flat_x, flat_y), exact(flat_x, flat_x), free, config)
 
 
 def _mean_shift(x: Tensor, y: Tensor, d_pos: Tensor, d_neg: Tensor, free: Tensor, config: DriftConfig) -> Field:
@@ -154,7 +119,7 @@ def _mean_shift(x: Tensor, y: Tensor, d_pos: Tensor, d_neg: Tensor, free: Tensor
     raw = rms(drift)
     if config.normalize:  # Eq. 17, sample by sample
         drift = drift / (drift.square().mean((1, 2), keepdim=True).sqrt() + EPS)
-    return Field(drift, story(drift, attract, repel, raw * len(config.scale()), len(config.scale())))
+    return Field(drift, story(attract, repel, raw * len(config.scale()), len(config.scale())))
 
 
 def drift_loss(x: Tensor, field: Field, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -168,10 +133,15 @@ def drift_loss(x: Tensor, field: Field, weight: Tensor) -> tuple[Tensor, dict[st
 
 def distances(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """x (B,G,N), y (B,P,N) -> d_pos (B,G,P) and d_neg (B,G,G), both over their common mean in each condition."""
-    d_pos, d_neg = torch.cdist(x, y), torch.cdist(x, x)
+    d_pos, d_neg = exact(x, y), exact(x, x)
     pairs = d_pos[0].numel() + d_neg.shape[1] * (d_neg.shape[1] - 1)
     mean = ((d_pos.sum((1, 2)) + d_neg.sum((1, 2))) / pairs + EPS)[:, None, None]
     return d_pos / mean, d_neg / mean
+
+
+def exact(x: Tensor, y: Tensor) -> Tensor:
+    """Distances without the shortcut through a matrix product, which loses the small ones."""
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def mask_self(logits: Tensor, config: DriftConfig) -> Tensor:
@@ -190,6 +160,6 @@ def rms(v: Tensor) -> Tensor:
     return v.square().mean().sqrt()
 
 
-def story(drift: Tensor, attract, repel, raw, count: int) -> dict[str, Tensor]:
+def story(attract: Tensor, repel: Tensor, raw: Tensor, count: int) -> dict[str, Tensor]:
     """The log's numbers; every name is explained in docs/metrics.md."""
     return {"drift/rms": raw / count, "drift/attract": attract / count, "drift/repel": repel / count}

@@ -16,7 +16,8 @@ from kdp.windows import Windows
 
 @dataclass(frozen=True)
 class Batch:
-    """Standardised. Positives are there only if the method asked for them; the first is the window itself."""
+    """Standardised. Positives are there only if the method asked for them; the window itself is one of them, or one
+    with the very same key."""
 
     windows: Tensor  # (B,L,D)
     condition: Condition
@@ -77,10 +78,11 @@ class Sampler:
         return self.normalizer.tokens(self.windows.gather(first, arrival))
 
     def _index(self, epoch: int) -> None:
-        if epoch == self.epoch:
+        whole = self.windows.goals is None and len(self.windows) <= self.table
+        if epoch == self.epoch or (whole and self.epoch >= 0):
             return
         random = generator(self.seed, epoch, 1)
-        if self.windows.goals is None and len(self.windows) <= self.table:
+        if whole:
             self.first = torch.arange(len(self.windows), device=self.windows.episodes.steps.device)
             self.arrival = torch.zeros_like(self.first)
         else:

@@ -98,6 +98,8 @@ class Episodes:
         count = len(self.starts) - 1
         order = np.random.default_rng(seed).permutation(count)
         cut = max(1, round(holdout * count))
+        if cut >= count:
+            raise UserError(f"holding out {holdout:.0%} of {count} episodes leaves none to train on; hold out fewer.")
         return self._pick(np.sort(order[cut:])), self._pick(np.sort(order[:cut]))
 
     def _pick(self, which: np.ndarray) -> Episodes:
@@ -126,12 +128,17 @@ class Windows:
     def __init__(self, episodes: Episodes, horizon: int, stride: int = 1, goals: Goals | None = None):
         if stride < 1 or horizon < 1 or horizon % stride:
             fixed = max(horizon // max(stride, 1), 1) * max(stride, 1)
-            raise UserError(f"horizon must be a multiple of the stride; got {horizon=} {stride=}. Try {fixed}.")
+            raise UserError(
+                f"horizon must be a multiple of the stride, and both 1 or more; got {horizon=} {stride=}. "
+                f"Try horizon={fixed} stride={max(stride, 1)}."
+            )
         longest = int(episodes.lengths.max())
         if horizon > longest:
+            fitting = longest // stride * stride
+            remedy = f"horizon={fitting}" if fitting else f"horizon={longest} stride=1"
             raise UserError(
                 f"horizon must not be longer than every episode; got horizon={horizon}, and the longest of "
-                f"{len(episodes.lengths)} episodes has {longest} steps. Try {longest // stride * stride}."
+                f"{len(episodes.lengths)} episodes has {longest} steps. Try {remedy}."
             )
         self.episodes, self.horizon, self.stride, self.goals = episodes, horizon, stride, goals
         self.tokens, self.width = horizon // stride, episodes.state_dim + stride * episodes.action_dim
@@ -142,8 +149,8 @@ class Windows:
     def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """First steps (count,) and, in goal problems, steps until the goal (count,), else zeros; drawn on the CPU.
 
-        Arrival is half of the time log-uniform and half uniform over 0..H-1, cut at the end of the episode: plans for
-        near goals need their share, and the plan at the goal is to stay.
+        Arrival is half of the time log-uniform and half uniform over 0..H-1, cut at the last token's state and at the
+        end of the episode: plans for near goals need their share, and the plan at the goal is to stay.
         """
         device = self.episodes.steps.device
         first = torch.randint(len(self), (count,), generator=generator).to(device)
@@ -153,7 +160,7 @@ class Windows:
         log_uniform = (self.horizon**u).floor() - 1
         uniform = (self.horizon * u).floor()
         coin = torch.rand(count, generator=generator) < 0.5
-        wanted = torch.where(coin, log_uniform, uniform).long().clamp_max(self.horizon - 1)
+        wanted = torch.where(coin, log_uniform, uniform).long().clamp_max(self.horizon - self.stride)
         return first, wanted.to(device).minimum(self.episodes.last_of(first) - first)
 
     def gather(self, first: Tensor, arrival: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).parent))
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+torch.set_num_threads(1)  # small networks: a second thread costs more than it brings
 os.environ.update(TERM="dumb", NO_COLOR="1", COLUMNS="100")
 
 

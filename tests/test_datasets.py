@@ -233,9 +233,7 @@ def test_unequal_lengths_are_refused_with_both(key):
 def test_nan_and_infinity_are_refused_with_their_first_index(key, value):
     array = steps()[key]
     array[6, 1] = array[8, 0] = value
-    assert f"the first of 2 that are not is {key}[6, 1] = {value}" in refusal(
-        check_arrays, "x", steps(**{key: array})
-    )
+    assert f"the first of 2 that are not is {key}[6, 1] = {value}" in refusal(check_arrays, "x", steps(**{key: array}))
 
 
 def test_a_reward_that_is_nan_is_refused_with_its_index():
@@ -431,9 +429,7 @@ def test_a_download_that_breaks_off_is_told_in_one_sentence(minari_home, monkeyp
 
 def test_minari_ids_are_known_from_paths():
     assert all(map(is_minari_id, ["door-v0", "D4RL/door/human-v2", "a/b_c-v10"]))
-    assert not any(
-        map(is_minari_id, ["door", "data/set.hdf5", "/door-v0", "a//b-v0", "../b-v0", "door-v0\n", ""])
-    )
+    assert not any(map(is_minari_id, ["door", "data/set.hdf5", "/door-v0", "a//b-v0", "../b-v0", "door-v0\n", ""]))
 
 
 def test_a_malformed_minari_id_is_refused():

@@ -58,6 +58,20 @@ def test_the_mask_is_false_exactly_where_the_clamp_writes(clamp, lead):
     assert torch.equal(same, clamp.mask().expand_as(same))
 
 
+def test_only_the_state_and_the_goal_are_clamped():
+    expected = torch.ones(TOKENS, WIDTH, dtype=torch.bool)
+    expected[0, [0, 1, 2, 3]] = False
+    assert torch.equal(CLAMPS["state"].mask(), expected)
+    expected[4, [0, 2]] = False
+    assert torch.equal(CLAMPS["goal on the last token"].mask(), expected)
+
+
+@every_clamp
+def test_a_condition_of_zeros_is_written_too(clamp):
+    zeros = Condition(torch.zeros(3, STATE), torch.zeros(3, len(GOAL_DIMS)))
+    assert not clamp(windows(3), zeros)[:, ~clamp.mask()].any()
+
+
 def test_the_clamp_leaves_its_input_alone():
     x = windows(3)
     before = x.clone()

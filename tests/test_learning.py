@@ -54,9 +54,7 @@ def test_the_papers_field_matches_the_mean_and_covers_neither_mode(keyed, contex
     assert windows[..., 3].std() < 0.4 * data[..., 3].std()
 
 
-@pytest.mark.parametrize(
-    "broken", [{"repulsion": False}, {"field": "window"}], ids=["attraction only", "no keying"]
-)
+@pytest.mark.parametrize("broken", [{"repulsion": False}, {"field": "window"}], ids=["attraction only", "no keying"])
 def test_an_ablation_loses_a_mode_or_its_sharpness(tmp_path, broken):
     start_run(replace(FAST, steps=600, drift=DriftConfig(**broken)), tmp_path / "run")
     good = [

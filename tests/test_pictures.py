@@ -75,9 +75,7 @@ def test_the_wall_of_a_cell_is_where_the_maze_has_it():
             assert image.origin == "upper" and seen == MAZE[row][column]
 
 
-def test_a_failed_picture_leaves_the_old_one_and_no_other_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failed_picture_leaves_the_old_one_and_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plans = candidates(2, 3)
     path = draw_plan(tmp_path / "plan.png", plans[0], plans, best=0)
     before = path.read_bytes()

@@ -178,7 +178,8 @@ def test_a_window_arrives_within_its_episode_and_its_horizon(seed):
 def test_near_goals_get_more_than_their_share_and_far_ones_theirs():
     windows = Windows(walks([100_000]), 256, 1, PLANE)
     _, arrival = windows.sample(20_000, generator())
-    near, far = (arrival < 15).float().mean(), (arrival >= 128).float().mean()
+    here, near, far = (arrived.float().mean() for arrived in (arrival == 0, arrival < 15, arrival >= 128))
+    assert here == pytest.approx(0.5 / 8 + 0.5 / 256, abs=0.01)  # 2 is the eighth root of 256
     assert near == pytest.approx(0.5 * 0.5 + 0.5 * 15 / 256, abs=0.02)  # 15 + 1 is the square root of 256
     assert far == pytest.approx(0.5 / 8 + 0.5 / 2, abs=0.02)
 

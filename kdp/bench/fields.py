@@ -35,23 +35,19 @@ CONTEXTS = (-0.8, 0.0, 0.8)  # where the toys' modes are counted
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
-    "weights apart": {"field": "apart"},
-    "energy": {"field": "energy"},
-    "sinkhorn": {"field": "sinkhorn"},
     "keyed (paper)": {"field": "keyed"},
     "window (no key)": {"field": "window"},
-    "tau .1": {"temperatures": (0.1,)},
-    "tau .02 .05 .2": {"temperatures": (0.02, 0.05, 0.2)},
-    "tau .05 .2 1": {"temperatures": (0.05, 0.2, 1.0)},
-    "tau .2 1": {"temperatures": (0.2, 1.0)},
+    "attraction only": {"repulsion": False},
+    "self-negatives": {"self_negatives": True},
+    "no normalisation": {"normalize": False},
+    "tau .2": {"temperatures": (0.2,)},
+    "tau .02 .1 .4 2": {"temperatures": (0.02, 0.1, 0.4, 2.0)},
     "G 4": {"samples": 4},
     "G 16": {"samples": 16},
     "P 8": {"positives": 8},
-    "P 16": {"positives": 16},
-    "P 64": {"positives": 64},
-    "key .03": {"key_temperature": 0.03},
-    "key .3": {"key_temperature": 0.3},
-    "key 1": {"key_temperature": 1.0},
+    "P 32": {"positives": 32},
+    "key .05": {"key_temperature": 0.05},
+    "key .8": {"key_temperature": 0.8},
 }
 
 

@@ -110,4 +110,4 @@ UMAZE = Maze(
     data_steps=1_000_000,
 )
 
-MAZE2D = (_domain(UMAZE, "a point mass in a U-shaped maze (regenerated data)", horizon=128, stride=4, tilt=30.0),)
+MAZE2D = (_domain(UMAZE, "a point mass in a U-shaped maze (regenerated data)", horizon=128, stride=4, tilt=60.0),)

@@ -49,8 +49,8 @@ class KDP(nn.Module):
 
     @property
     def grouped(self) -> bool:
-        """The paper's fields draw one sample per condition and compare across the batch; the others draw G."""
-        return self.drift.field not in ("keyed", "window")
+        """joint draws G samples per condition; the paper's fields draw one, and compare across the batch."""
+        return self.drift.field == "joint"
 
     @property
     def samples(self) -> int:
