@@ -242,6 +242,22 @@ def bench_fields(
     study(quick, device, seeds, tasks.split(","), chosen, jobs, results, Console())
 
 
+@app.command(name="table")
+def table_command(results: Path = Path("results"), docs: Path = Path("docs/results")) -> None:
+    """Turn results into pages of tables.
+
+    Example: kdp table
+
+    Args:
+        results: Folder of .jsonl files, as the studies write them.
+        docs: Folder for the pages.
+    """
+    from kdp.bench.tables import write_tables
+
+    for page in write_tables(results, docs):
+        Console().print(f"wrote {page}")
+
+
 def main() -> None:
     """Entry point: exit code 0 when all went well, 2 for bad input, 130 after Ctrl-C."""
     words = sys.argv[1:]

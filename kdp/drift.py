@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 EPS = 1e-6  # below this size a drift is rounding, and is not blown up
-TINY = 1e-30
 
 # Distances mean different things to different fields, so each has temperatures of its own (study: docs/fields.md).
 TEMPERATURES = {"joint": (0.05, 0.2, 1.0), "keyed": (0.05, 0.2, 1.0), "window": (0.05, 0.2, 1.0)}
@@ -77,11 +76,12 @@ def joint_field(x: Tensor, y: Tensor, log_weight: Tensor, weight: Tensor, config
         # The square root below halves log weights (the columns do not see them), hence the 2.
         pos, neg = 2 * log_weight[:, None] - d_pos / tau, mask_self(-d_neg / tau, config)
         logits = torch.cat([pos, neg], 2)  # (B,G,P+G): a sample's ties to the data and to its siblings
-        a = (logits.softmax(2) * logits.softmax(1).nan_to_num(0.0)).sqrt()
-        a_pos, a_neg = a[..., : y.shape[1]], a[..., y.shape[1] :]
+        log_a = (logits.log_softmax(2) + logits.log_softmax(1).nan_to_num(-math.inf)) / 2
+        log_pos, a_neg = log_a[..., : y.shape[1]], log_a[..., y.shape[1] :].exp()
         if alone:
-            a_pos, a_neg = a_pos / a_pos.sum(2, keepdim=True).clamp_min(TINY), torch.zeros_like(a_neg)
+            a_pos, a_neg = log_pos.softmax(2), torch.zeros_like(a_neg)
         else:
+            a_pos = log_pos.exp()
             a_pos, a_neg = a_pos * a_neg.sum(2, keepdim=True), a_neg * a_pos.sum(2, keepdim=True)
         plus = combine(a_pos, y) - a_pos.sum(2)[..., None, None] * x
         minus = combine(a_neg, x) - a_neg.sum(2)[..., None, None] * x

@@ -126,19 +126,18 @@ class Windows:
     its episode repeats the last step instead (so an episode of T steps has T windows)."""
 
     def __init__(self, episodes: Episodes, horizon: int, stride: int = 1, goals: Goals | None = None):
-        if stride < 1 or horizon < 1 or horizon % stride:
-            fixed = max(horizon // max(stride, 1), 1) * max(stride, 1)
-            raise UserError(
-                f"horizon must be a multiple of the stride, and both 1 or more; got {horizon=} {stride=}. "
-                f"Try horizon={fixed} stride={max(stride, 1)}."
-            )
         longest = int(episodes.lengths.max())
+        fitting = min(horizon, longest) // max(stride, 1) * max(stride, 1)
+        remedy = (
+            f"Try horizon={fitting} stride={max(stride, 1)}." if fitting > 0 else f"Try horizon={longest} stride=1."
+        )
+        if stride < 1 or horizon < 1 or horizon % stride:
+            rule = "horizon must be a multiple of the stride, and both 1 or more"
+            raise UserError(f"{rule}; got {horizon=} {stride=}. {remedy}")
         if horizon > longest:
-            fitting = longest // stride * stride
-            remedy = f"horizon={fitting}" if fitting else f"horizon={longest} stride=1"
             raise UserError(
-                f"horizon must not be longer than every episode; got horizon={horizon}, and the longest of "
-                f"{len(episodes.lengths)} episodes has {longest} steps. Try {remedy}."
+                f"horizon must not be longer than every episode; got {horizon=}, and the longest of "
+                f"{len(episodes.lengths)} episodes has {longest} steps. {remedy}"
             )
         self.episodes, self.horizon, self.stride, self.goals = episodes, horizon, stride, goals
         self.tokens, self.width = horizon // stride, episodes.state_dim + stride * episodes.action_dim

@@ -1,6 +1,7 @@
 """The drift fields again, from the paper and the method page: float64, one number at a time.
 
-Slow on purpose and with nothing in common with kdp/drift.py but the rules. Arrays are numpy, shaped as there.
+Slow on purpose and with nothing in common with kdp/drift.py but the rules and the epsilon that every division by a
+size adds to it. Arrays are numpy, shaped as there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 
 import numpy as np
 
-EPS = 1e-8  # the paper's epsilon: what every division by a size adds to it
+from kdp.drift import EPS
 
 
 def keyed_oracle(x, y, x_key, y_key, free, temperatures, self_negatives=False, repulsion=True, normalize=True):
@@ -48,9 +49,8 @@ def window_oracle(x, y, free, temperatures, self_negatives=False, repulsion=True
 def joint_oracle(x, y, log_weight, weight, temperatures, self_negatives=False, repulsion=True, normalize=True):
     """The method page's steps 1 to 4.
 
-    Two rules it leaves open. Without repulsion a sample goes to the mean of the positives under its weights A+, which
-    are still shared out among positives and siblings: V = sum A+ y / sum A+ - x. A group of one has no siblings whose
-    weights could multiply its own: V = sum A+ (y - x).
+    Without repulsion a sample goes to the mean of the positives under its weights A+, which are still shared out among
+    positives and siblings: V = sum A+ y / sum A+ - x. So does a sample that nobody repels, itself included.
     """
     conditions, group, tokens, width = x.shape
     drift = np.zeros(x.shape)
@@ -66,10 +66,8 @@ def joint_oracle(x, y, log_weight, weight, temperatures, self_negatives=False, r
                         to_kin = sum(a_neg[i][j] * x[b, j, t, d] for j in range(group))
                         if weight[t, d] == 0:
                             continue
-                        if not repulsion:
+                        if not repulsion or (group == 1 and not self_negatives):
                             v[b, i, t, d] = to_data / sum_pos - x[b, i, t, d]
-                        elif group == 1:
-                            v[b, i, t, d] = to_data - sum_pos * x[b, i, t, d]
                         else:
                             v[b, i, t, d] = to_data * sum_neg - to_kin * sum_pos
         drift += (v / (_rms(v) + EPS) if normalize else v) / len(temperatures)
@@ -77,7 +75,8 @@ def joint_oracle(x, y, log_weight, weight, temperatures, self_negatives=False, r
 
 
 def _two_sided(x, y, log_weight, weight, tau, self_negatives):
-    """One condition: x (G,L,D), y (P,L,D) -> A+ (G,P) and A- (G,G), as lists."""
+    """One condition: x (G,L,D), y (P,L,D) -> A+ (G,P) and A- (G,G), as lists. A log weight counts twice, because the
+    square root halves it: columns do not see it, so rows alone carry it."""
     group, positives = len(x), len(y)
     x, y = ([(window * np.sqrt(weight)).ravel() for window in windows] for windows in (x, y))
     d_pos = [[_distance(x[i], y[j]) for j in range(positives)] for i in range(group)]
@@ -87,7 +86,7 @@ def _two_sided(x, y, log_weight, weight, tau, self_negatives):
     top = max(log_weight)
     level = top + math.log(sum(math.exp(w - top) for w in log_weight) / positives)  # the log of the mean weight
     logits = [
-        [log_weight[j] - level - d_pos[i][j] / scale / tau for j in range(positives)]
+        [2 * (log_weight[j] - level) - d_pos[i][j] / scale / tau for j in range(positives)]
         + [-math.inf if i == j and not self_negatives else -d_neg[i][j] / scale / tau for j in range(group)]
         for i in range(group)
     ]

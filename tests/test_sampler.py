@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import walks
 
+import kdp.sampler
 from kdp.domains.toy import TWO
 from kdp.keys import ScaledKey, state_key
 from kdp.normalize import Normalizer
@@ -73,6 +74,24 @@ def test_without_goals_the_table_is_every_window_that_fits():
     short = sampler("toy", table=50)
     short(0)
     assert len(short.first) == 50
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "built"),
+    [
+        ("toy", {}, 1),  # the whole dataset is in the table
+        ("toy", {"table": 50}, 3),
+        ("goals", {}, 3),  # a window has as many keys as goals
+        ("toy", {"positives": 0}, 0),
+    ],
+)
+def test_the_index_is_built_again_only_when_the_table_has_changed(kind, options, built, monkeypatch):
+    calls, build = [], kdp.sampler.Neighbours
+    monkeypatch.setattr(kdp.sampler, "Neighbours", lambda keys: calls.append(len(keys)) or build(keys))
+    made = sampler(kind, refresh=10, **options)
+    for step in (0, 5, 9, 10, 19, 25):
+        made(step)
+    assert len(calls) == built
 
 
 @every_kind

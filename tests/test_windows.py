@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -104,10 +106,10 @@ def test_a_split_depends_on_its_seed_alone():
     assert torch.equal(one, same) and not torch.equal(one, other)
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="Episodes._pick cannot pick nothing (kdp/windows.py)")
-def test_a_lone_episode_is_not_split_into_nothing():
-    with pytest.raises(UserError):
-        numbered_episodes([20]).split(0.1)
+@pytest.mark.parametrize(("count", "holdout"), [(1, 0.1), (3, 0.9), (3, 1.0)])
+def test_a_split_that_leaves_nothing_to_train_on_is_refused(count, holdout):
+    with pytest.raises(UserError, match=f"of {count} episodes leaves none to train on; hold out fewer"):
+        numbered_episodes([20] * count).split(holdout)
 
 
 # Windows
@@ -166,11 +168,12 @@ def test_every_step_is_drawn_as_a_first_one_and_without_goals_none_arrives():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_window_arrives_within_its_episode_and_its_horizon(seed):
+@pytest.mark.parametrize("stride", [1, 4, 16])
+def test_a_window_arrives_within_its_episode_and_by_its_last_state(seed, stride):
     data = numbered_episodes(random_lengths(seed))
-    windows = Windows(data, 16, 1, Goals(dims=(0,)))
+    windows = Windows(data, 16, stride, Goals(dims=(0,)))
     first, arrival = windows.sample(5000, generator(seed))
-    assert arrival.min() == 0 and arrival.max() == 15
+    assert arrival.min() == 0 and arrival.max() == 16 - stride
     assert (first + arrival <= data.last_of(first)).all()
     assert (data.observations[first, 0] == windows.goal(first, arrival)[:, 0]).all()
 
@@ -217,12 +220,10 @@ def test_gathering_leaves_the_data_alone():
     assert torch.equal(data.steps, before)
 
 
-late = pytest.mark.xfail(strict=True, reason="arrivals after the last token's state are drawn (kdp/windows.py)")
-
-
-@pytest.mark.parametrize("stride", [1, pytest.param(4, marks=late)])
-def test_a_window_with_a_goal_ends_at_it(stride):
-    windows = Windows(walks([400]), 16, stride, PLANE)
+@pytest.mark.parametrize("stride", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("lengths", [[400], [40, 3, 16, 1]])
+def test_a_window_with_a_goal_ends_at_it(stride, lengths):
+    windows = Windows(walks(lengths), 16, stride, PLANE)
     first, arrival = windows.sample(500, generator())
     assert torch.equal(windows.gather(first, arrival)[:, -1, :2], windows.goal(first, arrival))
 
@@ -233,23 +234,22 @@ def test_a_window_with_a_goal_ends_at_it(stride):
 @pytest.mark.parametrize(
     ("horizon", "stride", "message"),
     [
-        (10, 4, "multiple of the stride; got horizon=10 stride=4. Try 8"),
-        (3, 4, "multiple of the stride; got horizon=3 stride=4. Try 4"),
-        (0, 1, "got horizon=0 stride=1. Try 1"),
-        (8, 0, "got horizon=8 stride=0"),
-        (32, 4, r"longer than every episode; got horizon=32, .* longest of 2 episodes has 30 steps. Try 28"),
+        (10, 4, "multiple of the stride, .*; got horizon=10 stride=4. Try horizon=8 stride=4"),
+        (50, 8, "multiple of the stride, .*; got horizon=50 stride=8. Try horizon=24 stride=8"),
+        (3, 4, "multiple of the stride, .*; got horizon=3 stride=4. Try horizon=30 stride=1"),
+        (0, 1, "both 1 or more; got horizon=0 stride=1. Try horizon=30 stride=1"),
+        (8, 0, "both 1 or more; got horizon=8 stride=0. Try horizon=8 stride=1"),
+        (-8, -2, "both 1 or more; got horizon=-8 stride=-2. Try horizon=30 stride=1"),
+        (32, 4, r"longer than every episode; got horizon=32, .* longest of 2 episodes has 30 steps. Try horizon=28"),
+        (64, 32, r"longest of 2 episodes has 30 steps. Try horizon=30 stride=1"),
     ],
 )
-def test_a_horizon_that_does_not_fit_is_refused_with_a_remedy(horizon, stride, message):
-    with pytest.raises(UserError, match=message):
-        Windows(numbered_episodes([30, 20]), horizon, stride)
-
-
-@pytest.mark.xfail(strict=True, reason="the remedy is Try 0 (kdp/windows.py)")
-def test_no_remedy_is_refused_in_its_turn():
-    with pytest.raises(UserError) as caught:
-        Windows(numbered_episodes([3]), 4, 4)
-    assert "Try 0" not in str(caught.value)
+def test_a_horizon_that_does_not_fit_is_refused_with_a_remedy_that_works(horizon, stride, message):
+    data = numbered_episodes([30, 20])
+    with pytest.raises(UserError, match=message) as caught:
+        Windows(data, horizon, stride)
+    remedy = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", str(caught.value).split("Try ")[1])}
+    Windows(data, **{"stride": stride} | remedy)
 
 
 def test_a_horizon_as_long_as_the_longest_episode_fits():

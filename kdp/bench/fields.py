@@ -21,6 +21,7 @@ from rich.table import Table
 from kdp.bench.evaluate import evaluate
 from kdp.bench.results import append, read, row
 from kdp.bench.samples import energy_score, wall_share
+from kdp.bench.tables import field_cells
 from kdp.checkpoint import load_tensors
 from kdp.domains import DOMAINS
 from kdp.domains.toy import THREE, TWO
@@ -78,21 +79,8 @@ def print_table(path: Path, console: Console) -> None:
         for variant in dict.fromkeys(r["variant"] for r in rows):
             group = [r for r in rows if r["variant"] == variant and r["task"] == task]
             if group:
-                table.add_row(variant, task, *cells(group))
+                table.add_row(variant, task, *field_cells(group))
     console.print(table)
-
-
-def cells(group: list[dict[str, Any]]) -> list[str]:
-    """The numbers of one line of the table: means over the rows of one variant and task."""
-
-    def mean(key: str, form: str) -> str:
-        values = [r[key] for r in group if r[key] is not None]
-        return form.format(float(np.mean(values))) if values else ""
-
-    shares = [r["shares"] for r in group if r["shares"]]
-    said = " ".join(f"{s:.2f}" for s in np.mean(shares, 0)) if shares else ""
-    head = [str(len(group)), mean("energy_score", "{:.3f}"), mean("near", "{:.2f}"), said]
-    return [*head, mean("score", "{:.1f}"), mean("walls", "{:.1%}")]
 
 
 def _job(work: tuple[str, RunConfig, str, int]) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,15 @@ def row(suite: str, device: str, **values: Any) -> dict[str, Any]:
         "device": device_name(device),
         "commit": commit(),
         "versions": versions(),
-        "command": "kdp " + " ".join(sys.argv[1:]),
+        "command": _command(sys.argv[1:]),
     }
     return dict.fromkeys(COLUMNS) | values | origin
+
+
+def _command(words: list[str]) -> str:
+    """As it was typed, less the file that the row goes to: it does not change the row."""
+    kept = [word for at, word in enumerate(words) if word != "--results" and words[at - 1 : at] != ["--results"]]
+    return shlex.join(["kdp", *kept])
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
