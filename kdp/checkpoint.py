@@ -1,11 +1,9 @@
-"""Files of a run: safetensors and JSON, written to a temporary name and renamed, so that nothing is ever half there."""
+"""Files of a run: safetensors and JSON, each written whole or not at all."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kdp.errors import UserError
+from kdp.files import replacing
 
 FORMAT = "kdp-1"
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; it takes `path`'s place when all went well, and is gone when not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot write {path}: {reason}. Free the disk or choose another folder.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:

@@ -293,6 +293,8 @@ def _check_device(device: str) -> None:
         kind = torch.device(device).type
     except RuntimeError:
         raise UserError(f"device must be cpu or cuda; got {device!r}.") from None
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"device must be cpu or cuda; got {device!r}.")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda was asked for, and there is none here. Use --device cpu.")
 

@@ -12,25 +12,31 @@ from rich.console import Console
 from kdp.datasets import open_file
 from kdp.domains import DOMAINS
 from kdp.errors import UserError
-from kdp.judge import judge
+from kdp.judge import EVAL, PICTURE, judge
 from kdp.runs import CONFIG, RunConfig, start_run
+from kdp.train import METRICS, MODEL, TRAINING
 
 DATA_STEPS = 300_000
-DATA = "data.hdf5"
+DATA = "demo-data.hdf5"
+OURS = {DATA, CONFIG, MODEL, TRAINING, METRICS, EVAL, PICTURE, "tensorboard"}
 
 
 def run_demo(folder: Path, minutes: float, seed: int, episodes: int, console: Console) -> None:
     """An earlier demo in `folder` is replaced; any other run there is left alone."""
     begin = time.monotonic()
-    if (folder / CONFIG).exists() and not (folder / DATA).exists():
-        raise UserError(f"{folder} holds a run that is not a demo's; choose another folder with --run.")
-    if folder.exists() and (folder / DATA).exists():
+    config = RunConfig("maze2d-umaze", minutes=minutes, seed=seed)
+    config.check()
+    if episodes < 1:
+        raise UserError(f"episodes must be 1 or more; got {episodes}.")
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if found - OURS or (found and DATA not in found):
+        raise UserError(f"{folder} holds something that is not a demo's; choose another folder with --run.")
+    if found:
         shutil.rmtree(folder)
     domain = DOMAINS["maze2d-umaze"]
     assert domain.make is not None
     file = domain.make(DATA_STEPS, seed, folder / DATA)
     domain = replace(domain, episodes=lambda: open_file(file))
-    config = RunConfig("maze2d-umaze", minutes=minutes, seed=seed)
     outcome = start_run(config, folder, console=console, domain=domain)
     if outcome.interrupted:
         raise KeyboardInterrupt

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from kdp.bench.evaluate import Episode, evaluate
-from kdp.checkpoint import replacing, save_json
+from kdp.checkpoint import save_json
 from kdp.domains import DOMAINS, Domain
 from kdp.errors import UserError, did_you_mean
+from kdp.files import replacing
 from kdp.pictures import draw_plan, draw_rollouts
 from kdp.plan import Plan, Planner
 from kdp.provenance import commit, device_name, versions
@@ -37,6 +38,8 @@ def judge(
     about = read_config(run)
     domain = _domain(about, domain_name, run)
     planner = load(run, device)
+    if domain.name != about["domain"]:
+        _fits(planner, domain, run)
     executor = executor or ("track" if planner.tracker else "action")
     result, played = evaluate(
         planner,
@@ -121,6 +124,21 @@ def _domain(about: dict[str, Any], name: str | None, run: Path) -> Domain:
     if name not in DOMAINS:
         raise UserError(f"{name!r} is not a domain. {did_you_mean(name, DOMAINS)}")
     return DOMAINS[name]
+
+
+def _fits(planner: Planner, domain: Domain, run: Path) -> None:
+    """A run may be judged in another domain only if its observations and goals have the sizes it was trained on."""
+    assert domain.environments is not None
+    environment = domain.environments(1)
+    states, goals = environment.reset([0])
+    environment.close()
+    there = (states.shape[1], 0 if goals is None else goals.shape[1])
+    here = (planner.state_dim, len(planner.goal_dims))
+    if here != there:
+        raise UserError(
+            f"{run} plans from {here[0]} numbers toward goals of {here[1]}, and {domain.name} has {there[0]} and "
+            f"{there[1]}; choose a --domain that fits."
+        )
 
 
 def _table(result: dict[str, Any]) -> Table:

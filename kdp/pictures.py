@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from kdp.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -219,13 +220,6 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _save(figure: Figure, path: str | Path) -> Path:
-    """Written under another name in the same folder, then renamed: a reader never sees half a picture."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        figure.savefig(unfinished, format="png", dpi=150)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
+    return Path(path)

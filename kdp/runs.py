@@ -77,7 +77,11 @@ class RunConfig:
             raise UserError(f"{self.method!r} is not a method. {did_you_mean(self.method, METHODS)}")
         if self.steps is not None and self.minutes is not None:
             raise UserError(f"give steps or minutes, not both; got {self.steps=} {self.minutes=}.".replace("self.", ""))
+        if self.seed < 0:
+            raise UserError(f"seed must be 0 or more; got {self.seed}.")
         numbers = {
+            "horizon": self.horizon,
+            "stride": self.stride,
             "steps": self.steps,
             "minutes": self.minutes,
             "batch": self.batch,
@@ -88,6 +92,8 @@ class RunConfig:
             "network.width": self.network.width,
             "network.noise": self.network.noise,
             "loop.lr": self.loop.lr,
+            "loop.warmup": self.loop.warmup,
+            "loop.log-every": self.loop.log_every,
         }
         for name, number in numbers.items():
             if number is not None and not (number > 0 and math.isfinite(number)):
@@ -222,6 +228,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     about = load_json(folder / CONFIG)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise UserError(f"{folder / CONFIG} is not the config of a kdp run (format {FORMAT!r}).")
+    try:
+        RunConfig.from_json(about["config"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / CONFIG} is not the config of this version of kdp ({error}).") from error
     return about
 
 

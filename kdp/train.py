@@ -23,8 +23,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from kdp.checkpoint import load_tensors, replacing, save_tensors
+from kdp.checkpoint import load_tensors, save_tensors
 from kdp.errors import UserError
+from kdp.files import replacing
 from kdp.sampler import Batch, generator
 
 MODEL, TRAINING, METRICS = "model.safetensors", "training.safetensors", "metrics.jsonl"
@@ -89,10 +90,11 @@ def train(
     console: Console | None = None,
 ) -> Outcome:
     """Trains `method`; leaves model.safetensors (averaged weights and `extra`), training.safetensors (to resume from)
-    and metrics.jsonl in `folder`. `stop_after` ends the run after that many steps in all, as an interrupt would."""
+    and metrics.jsonl in `folder`. A run that never came to a checkpoint resumes at its beginning. `stop_after` ends
+    the run after that many steps in all, as an interrupt would."""
     average = copy.deepcopy(method).eval().requires_grad_(False)
     optimizer = torch.optim.AdamW(method.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    step, before = _restore(folder, method, average, optimizer) if resume else (0, 0.0)
+    step, before = _restore(folder, method, average, optimizer) if resume and (folder / TRAINING).exists() else (0, 0.0)
     log = _Log(folder, step)
     begin = saved = time.monotonic()
 
@@ -177,7 +179,7 @@ class _Log:
     def __init__(self, folder: Path, step: int):
         path = folder / METRICS
         rows = path.read_text().splitlines() if path.exists() else []
-        kept = [row for row in rows if json.loads(row)["step"] <= step] if step else []
+        kept = [row for row in rows if row.endswith("}") and json.loads(row)["step"] <= step]  # the last may be cut off
         with replacing(path) as temporary:
             temporary.write_text("".join(row + "\n" for row in kept))
         self.file = path.open("a", buffering=1)

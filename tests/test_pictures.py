@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kdp import pictures
+from kdp.errors import UserError
 from kdp.pictures import draw_plan, draw_rollouts
 
 MAZE = [[1, 1, 1, 1, 1], [1, 0, 0, 0, 1], [1, 1, 1, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]]
@@ -85,7 +86,7 @@ def test_a_failed_picture_leaves_the_old_one_and_no_other_file(tmp_path: Path, m
         raise OSError("no space left")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full_disk)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(UserError, match="no space"):
         draw_plan(path, plans[1], plans, best=1)
     assert path.read_bytes() == before
     assert_only_a_picture(path)

@@ -75,6 +75,8 @@ def evaluate(
     """Closed-loop scores and the episodes they come from."""
     if episodes < 1:
         raise UserError(f"episodes must be 1 or more; got {episodes}.")
+    if seed < 0:
+        raise UserError(f"seed must be 0 or more; got {seed}.")
     played: list[Episode] = []
     for at in range(0, episodes, SIDE_BY_SIDE):
         seeds = [seed * 100_000 + i for i in range(at, min(at + SIDE_BY_SIDE, episodes))]

@@ -97,6 +97,8 @@ def measure(config: RunConfig, device: str, episodes: int) -> dict[str, Any]:
     method, sampler, normalizer = assemble(config, domain, training, device)
     with tempfile.TemporaryDirectory() as folder:
         outcome = train(method, sampler, Path(folder), Budget(config.steps), config.loop, config.seed, extra={})
+        if outcome.interrupted:
+            raise KeyboardInterrupt
         tensors, _ = load_tensors(Path(folder) / MODEL)
     method.load_state_dict({k.removeprefix("weights."): v for k, v in tensors.items()})
     method.eval().requires_grad_(False)

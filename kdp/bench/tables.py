@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kdp.bench.results import read
-from kdp.checkpoint import replacing
 from kdp.errors import UserError
+from kdp.files import replacing
 
 Rows = list[dict[str, Any]]
 

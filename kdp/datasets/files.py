@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from kdp.errors import UserError, did_you_mean
+from kdp.files import replacing
 from kdp.windows import Episodes
 
 
@@ -50,22 +51,10 @@ def write_hdf5(path: str | Path, arrays: Mapping[str, np.ndarray], attributes: M
     """Write D4RL's layout, all of it or nothing; a key like "infos/goal" is an array in a group."""
     import h5py
 
-    path = Path(path).expanduser()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(temporary, "w") as file:
-            for key, array in arrays.items():
-                file.create_dataset(key, data=array)
-            file.attrs.update(attributes)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    except RuntimeError as error:  # HDF5 raises it on closing the file when a write before has failed
-        raise _unwritable(path, error.__context__ or error) from error
-    finally:
-        if temporary.parent.is_dir():
-            temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, h5py.File(temporary, "w") as file:
+        for key, array in arrays.items():
+            file.create_dataset(key, data=array)
+        file.attrs.update(attributes)
 
 
 def check_arrays(name: str, arrays: Mapping[str, Any]) -> Episodes:

@@ -36,7 +36,9 @@ class Maze:
     def make(self, steps: int | None = None, seed: int = 0, file: Path | None = None) -> Path:
         """Makes the data, in place of what is there."""
         file = file or data_folder() / f"{self.name}.hdf5"
-        return make_maze_data(file, self.name, self.rows, self.goal_cell, steps or self.data_steps, seed)
+        return make_maze_data(
+            file, self.name, self.rows, self.goal_cell, self.data_steps if steps is None else steps, seed
+        )
 
     def episodes(self) -> Episodes:
         """Reads the data, and makes it the first time."""
