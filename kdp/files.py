@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +21,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # HDF5 and safetensors report a full disk as a RuntimeError
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot write {path}: {reason}. Free the disk or choose another folder.") from error
+        raise UserError(f"cannot write {path} ({reason(error)}). Try another folder or disk.") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def reason(error: BaseException) -> str:
+    """Why, for the middle of a sentence: in the system's words, else the first line of the message."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    within = re.search(r"error message = '([^']+)'", str(error))  # HDF5's way to quote the system
+    lines = str(error).strip().splitlines()
+    return within.group(1) if within else lines[0].rstrip(".") if lines else type(error).__name__

@@ -284,7 +284,7 @@ def test_a_full_disk_is_told_in_one_sentence(tmp_path):
         sentence = refusal(write_hdf5, tmp_path / "a.h5", steps(10_000), {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    assert "a.h5: File too large" in sentence and list(tmp_path.iterdir()) == []
+    assert "a.h5 (File too large)" in sentence and list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(tmp_path):

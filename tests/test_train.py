@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +16,7 @@ from kdp.checkpoint import load_tensors, save_tensors
 from kdp.drift import DriftConfig
 from kdp.methods.kdp import NetworkConfig
 from kdp.runs import RunConfig, resume_run, start_run
+from kdp.sampler import Sampler
 from kdp.train import MODEL, TRAINING, LoopConfig
 
 SMALL = RunConfig(
@@ -65,23 +65,21 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
     assert not same(tensors(tmp_path / "a"), tensors(tmp_path / "c"))
 
 
-def test_an_interrupt_saves_between_two_steps_and_the_run_goes_on_exactly(tmp_path):
+def test_an_interrupt_saves_between_two_steps_and_the_run_goes_on_exactly(tmp_path, monkeypatch):
     start_run(SMALL, tmp_path / "whole")
-    folder = tmp_path / "interrupted"
-    folder.mkdir()
+    draw = Sampler.__call__
 
-    def interrupt_when_under_way():
-        while not (folder / "metrics.jsonl").exists():
-            pass
-        os.kill(os.getpid(), signal.SIGINT)
+    def draw_and_interrupt(self, step):
+        if step == 9:
+            os.kill(os.getpid(), signal.SIGINT)
+        return draw(self, step)
 
-    thread = threading.Thread(target=interrupt_when_under_way)
-    thread.start()
-    outcome = start_run(SMALL, folder)
-    thread.join()
-    assert outcome.interrupted and not outcome.finished
-    resume_run(folder)
-    assert same(tensors(tmp_path / "whole"), tensors(folder))
+    monkeypatch.setattr(Sampler, "__call__", draw_and_interrupt)
+    outcome = start_run(SMALL, tmp_path / "interrupted")
+    assert outcome.interrupted and not outcome.finished and outcome.step == 10  # the step under way is finished
+    monkeypatch.undo()
+    resume_run(tmp_path / "interrupted")
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "interrupted"))
 
 
 def test_minutes_end_a_run(tmp_path):

@@ -7,7 +7,6 @@ Only observations, actions and one of terminals and timeouts have to be there. A
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kdp.errors import UserError, did_you_mean
-from kdp.files import replacing
+from kdp.files import reason, replacing
 from kdp.windows import Episodes
 
 
@@ -86,18 +85,6 @@ def check_arrays(name: str, arrays: Mapping[str, Any]) -> Episodes:
         _flags(name, "timeouts", timeouts),
         name,
     )
-
-
-def reason(error: BaseException) -> str:
-    """Why, for the middle of a sentence: in the system's words, else the first line of the message."""
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-def _unwritable(path: Path, error: BaseException) -> UserError:
-    return UserError(f"cannot write {path} ({reason(error)}). Try another folder or disk.")
 
 
 @contextmanager
