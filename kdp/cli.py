@@ -13,7 +13,7 @@ from rich.table import Table
 from kdp.domains import DOMAINS, find_domain
 from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
-from kdp.methods.kdp import NetworkConfig
+from kdp.networks import NetworkConfig
 from kdp.runs import RunConfig, resume_run, start_run
 from kdp.train import LoopConfig, Outcome
 

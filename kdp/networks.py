@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from kdp.errors import UserError
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The generator."""
+
+    kind: Literal["mlp", "unet"] = "mlp"
+    """mlp: residual MLP, fast. unet: temporal U-Net, as in Diffuser."""
+    width: int = 256
+    """Width of the MLP, or channels of the U-Net's first level times 8."""
+    blocks: int = 3
+    """Residual blocks (mlp)."""
+    noise: int = 16
+    """Coordinates of the noise z."""
 
 
 class ResidualMLP(nn.Module):
@@ -178,3 +194,10 @@ class Critic(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).expand(self.heads, -1, -1)
         return self.stack(rows).reshape(self.heads, *x.shape[:-1])
+
+
+def build_generator(config: NetworkConfig, inputs: int, condition: int, tokens: int, width: int) -> nn.Module:
+    """A network (...,inputs), (...,condition) -> (..., tokens * width), as configured."""
+    if config.kind == "mlp":
+        return ResidualMLP(inputs, condition, tokens * width, config.width, config.blocks)
+    return TemporalUNet(inputs, condition, tokens, width, config.width // 8)

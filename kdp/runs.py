@@ -17,7 +17,7 @@ from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
 from kdp.keys import Clamp
 from kdp.methods import METHODS
-from kdp.methods.kdp import KDP, NetworkConfig
+from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
 from kdp.plan import Planner, Tracker
 from kdp.provenance import commit, device_name, versions
@@ -162,7 +162,7 @@ def resume_run(
     return _train(config, method, sampler, normalizer, folder, True, stop_after, console)
 
 
-def assemble(config: RunConfig, domain: Domain, episodes: Episodes, device: str) -> tuple[KDP, Sampler, Normalizer]:
+def assemble(config: RunConfig, domain: Domain, episodes: Episodes, device: str) -> tuple[Any, Sampler, Normalizer]:
     """The method, its batches and its units, from a resolved config."""
     windows = Windows(
         episodes.to(device), config.horizon or domain.horizon, config.stride or domain.stride, domain.goals
@@ -175,7 +175,7 @@ def assemble(config: RunConfig, domain: Domain, episodes: Episodes, device: str)
     return method, sampler, normalizer
 
 
-def build_method(config: RunConfig, state_dim: int, action_dim: int, goal_dims: tuple[int, ...]) -> KDP:
+def build_method(config: RunConfig, state_dim: int, action_dim: int, goal_dims: tuple[int, ...]) -> Any:
     """The method with fresh weights, from the seed."""
     assert config.horizon and config.stride
     tokens, width = config.horizon // config.stride, state_dim + config.stride * action_dim
@@ -187,7 +187,7 @@ def build_method(config: RunConfig, state_dim: int, action_dim: int, goal_dims: 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         clamp = Clamp(tokens, width, state_dim, tuple(goal_dims))
-        return METHODS[config.method](clamp, config.drift, config.network)
+        return METHODS[config.method](clamp, config)
 
 
 def load(folder: str | Path, device: str = "cpu") -> Planner:

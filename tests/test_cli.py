@@ -21,7 +21,7 @@ from helpers import walks
 from safetensors.torch import save_file
 
 from kdp.domains import DOMAINS, find_domain
-from kdp.methods.kdp import NetworkConfig
+from kdp.networks import NetworkConfig
 from kdp.runs import RunConfig, start_run
 
 TINY = ("--steps", 5, "--batch", 32, "--network.width", 16)

@@ -14,7 +14,7 @@ from kdp.datasets.waypoint import EPISODE, RADIUS, Router, make_maze_data, roam
 from kdp.domains import DOMAINS
 from kdp.domains.maze2d import UMAZE, MazeEnvironments
 from kdp.domains.toy import HORIZON, THREE, TWO
-from kdp.methods.kdp import NetworkConfig
+from kdp.networks import NetworkConfig
 from kdp.runs import RunConfig, start_run
 
 TOYS = {"toy": TWO, "toy-three": THREE}

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from kdp.drift import EPS, DriftConfig, Field, distances, drift_loss, exact, joint_field, keyed_field, rms, window_field
 from kdp.keys import Clamp, Condition
-from kdp.methods.kdp import KDP, NetworkConfig
+from kdp.methods.kdp import KDP
+from kdp.networks import NetworkConfig
 from kdp.sampler import Batch
 
 FIELDS = ["joint", "keyed", "window"]

@@ -10,7 +10,7 @@ import pytest
 import kdp
 from kdp.domains.toy import THREE, TWO
 from kdp.drift import DriftConfig
-from kdp.methods.kdp import NetworkConfig
+from kdp.networks import NetworkConfig
 from kdp.runs import RunConfig, start_run
 from kdp.train import LoopConfig
 

@@ -12,7 +12,8 @@ from helpers import plain_normalizer, skewed_normalizer
 from kdp.drift import DriftConfig
 from kdp.errors import UserError
 from kdp.keys import Clamp
-from kdp.methods.kdp import KDP, NetworkConfig
+from kdp.methods.kdp import KDP
+from kdp.networks import NetworkConfig
 from kdp.plan import Controller, Planner, Tracker, state_at
 from kdp.score import Arrival
 

@@ -14,7 +14,7 @@ import torch
 import kdp
 from kdp.checkpoint import load_tensors, save_tensors
 from kdp.drift import DriftConfig
-from kdp.methods.kdp import NetworkConfig
+from kdp.networks import NetworkConfig
 from kdp.runs import RunConfig, resume_run, start_run
 from kdp.sampler import Sampler
 from kdp.train import MODEL, TRAINING, LoopConfig

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from kdp.keys import Clamp
 from kdp.methods.kdp import KDP
 
-METHODS = {"kdp": KDP}
+# (clamp, the run's settings) -> the method with fresh weights
+METHODS: dict[str, Callable[[Clamp, Any], Any]] = {
+    "kdp": lambda clamp, config: KDP(clamp, config.drift, config.network),
+}

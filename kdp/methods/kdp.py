@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from kdp.drift import DriftConfig, drift_loss, joint_field, keyed_field, window_field
 from kdp.keys import Clamp, Condition
-from kdp.networks import ResidualMLP, TemporalUNet
+from kdp.networks import NetworkConfig, build_generator
 from kdp.sampler import Batch
-
-
-@dataclass(frozen=True)
-class NetworkConfig:
-    """The generator."""
-
-    kind: Literal["mlp", "unet"] = "mlp"
-    """mlp: residual MLP, fast. unet: temporal U-Net, as in Diffuser."""
-    width: int = 256
-    """Width of the MLP, or channels of the U-Net's first level times 8."""
-    blocks: int = 3
-    """Residual blocks (mlp)."""
-    noise: int = 16
-    """Coordinates of the noise z."""
 
 
 class KDP(nn.Module):
@@ -37,11 +20,7 @@ class KDP(nn.Module):
         super().__init__()
         self.clamp, self.drift, self.noise = clamp, drift, network.noise
         told = clamp.state_dim + len(clamp.goal_dims)
-        self.generator: nn.Module
-        if network.kind == "mlp":
-            self.generator = ResidualMLP(network.noise, told, clamp.tokens * clamp.width, network.width, network.blocks)
-        else:
-            self.generator = TemporalUNet(network.noise, told, clamp.tokens, clamp.width, network.width // 8)
+        self.generator = build_generator(network, network.noise, told, clamp.tokens, clamp.width)
         weight = torch.full((clamp.tokens, clamp.width), 1.0 if drift.lambda_a is None else drift.lambda_a)
         weight[:, : clamp.state_dim] = drift.lambda_s
         self.weight: Tensor
