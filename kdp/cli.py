@@ -10,9 +10,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from kdp.domains import DOMAINS, find_domain
+from kdp.domains import DOMAINS, FOLDER_DATA, find_domain
+from kdp.domains.maze2d import custom_maze, read_map
 from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
+from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.runs import RunConfig, resume_run, start_run
 from kdp.train import LoopConfig, Outcome
@@ -71,17 +73,37 @@ def data_info(x: tyro.conf.Positional[str]) -> None:
 
 
 @data.command(name="make")
-def data_make(x: tyro.conf.Positional[str], steps: int | None = None, seed: int = 0, out: Path | None = None) -> None:
+def data_make(
+    x: tyro.conf.Positional[str],
+    steps: int | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    map: Path | None = None,  # noqa: A002
+) -> None:
     """Make a domain's dataset, in place of the one that is there.
 
-    Example: kdp data make maze2d-umaze --steps 200000
+    Examples: kdp data make maze2d-umaze --steps 200000
+    / kdp data make maze2d --map my-maze.json --steps 200000 --out data/my-maze
 
     Args:
-        x: A domain's name (see `kdp data list`).
+        x: A domain's name (see `kdp data list`), or maze2d for a map of your own.
         steps: How many steps; the domain's usual number unless given.
         seed: The same seed makes the same data.
-        out: The file to write, instead of the usual one in $KDP_DATA (or data/).
+        out: The file to write, instead of the usual one in $KDP_DATA (or data/); with --map, a folder.
+        map: A maze in JSON: a list of rows, 1 a wall, 0 free.
     """
+    if (x == "maze2d") != (map is not None):
+        raise UserError(
+            "a map of your own is made with `kdp data make maze2d --map FILE.json --out DIR`: both or neither."
+        )
+    if map is not None:
+        if out is None:
+            raise UserError("a map of your own needs a folder to go to; give --out DIR.")
+        made = custom_maze(read_map(map)).make
+        assert made is not None
+        path = made(steps, seed, out / FOLDER_DATA)
+        Console().print(f"wrote {path}; train on it with `kdp train {out}`")
+        return
     makers = {name: domain.make for name, domain in DOMAINS.items() if domain.make}
     if x not in makers:
         built_in = " It is built in, and needs no file." if x in DOMAINS else ""
@@ -105,6 +127,7 @@ def train_command(
     stop_after: int | None = None,
     device: Device = "cpu",
     drift: DriftConfig = DriftConfig(),  # noqa: B008
+    diffusion: DiffusionConfig = DiffusionConfig(),  # noqa: B008
     network: NetworkConfig = NetworkConfig(),  # noqa: B008
     loop: LoopConfig = LoopConfig(),  # noqa: B008
 ) -> int:
@@ -116,7 +139,7 @@ def train_command(
 
     Args:
         x: A domain's name, a path to an .hdf5 or .npz file, or a Minari id.
-        method: What to train.
+        method: What to train: kdp, diffuser or bc.
         horizon: Steps in a plan; the domain's own unless given.
         stride: Steps in a token; must divide the horizon.
         steps: Training steps.
@@ -128,12 +151,13 @@ def train_command(
         stop_after: End the run after this many steps in all, as an interrupt would.
         device: cpu, or cuda where there is one.
         drift: The drift field.
-        network: The generator.
+        diffusion: Noise levels and sampler of diffuser.
+        network: The generator, or the denoiser.
         loop: Optimisation.
     """
     console = Console(stderr=True)
     _check_device(device)
-    given = RunConfig(x or "", method, horizon, stride, steps, minutes, batch, seed, drift, network, loop)
+    given = RunConfig(x or "", method, horizon, stride, steps, minutes, batch, seed, drift, diffusion, network, loop)
     if resume is not None:
         if given != RunConfig("") or run is not None:
             raise UserError(

@@ -50,6 +50,12 @@ class DriftConfig:
     lambda_a: float | None = None
     """Weight of action coordinates, in the loss and in window distances. Default: the domain's own."""
 
+    def weight(self, free: Tensor, state_dim: int) -> Tensor:
+        """free (L,D), false where clamped -> (L,D) lambda_s or lambda_a, zero where clamped."""
+        weight = torch.full(free.shape, 1.0 if self.lambda_a is None else self.lambda_a)
+        weight[:, :state_dim] = self.lambda_s
+        return weight * free
+
     def scale(self) -> tuple[float, ...]:
         return self.temperatures or TEMPERATURES[self.field]
 

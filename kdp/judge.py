@@ -13,6 +13,7 @@ from rich.table import Table
 from kdp.bench.evaluate import Episode, evaluate
 from kdp.checkpoint import save_json
 from kdp.domains import DOMAINS, Domain
+from kdp.domains.maze2d import custom_maze
 from kdp.errors import UserError, did_you_mean
 from kdp.files import replacing
 from kdp.pictures import draw_plan, draw_rollouts
@@ -38,7 +39,7 @@ def judge(
     about = read_config(run)
     domain = _domain(about, domain_name, run)
     planner = load(run, device)
-    if domain.name != about["domain"]:
+    if domain_name not in (None, about["domain"]):
         _fits(planner, domain, run)
     executor = executor or ("track" if planner.tracker else "action")
     result, played = evaluate(
@@ -55,7 +56,7 @@ def judge(
         "domain": domain.name,
         "dataset": about["data"]["name"],
         "method": about["config"]["method"],
-        "field": about["config"]["drift"]["field"],
+        "field": about["config"]["drift"]["field"] if about["config"]["method"] == "kdp" else None,
         "train_seed": about["config"]["seed"],
         "device": device_name(device),
         "commit": commit(),
@@ -116,6 +117,8 @@ def show_plan(
 
 def _domain(about: dict[str, Any], name: str | None, run: Path) -> Domain:
     name = name or about["domain"]
+    if name is None and about["walls"]:
+        return custom_maze(about["walls"])
     if name is None:
         raise UserError(
             f"{run} was trained on a file, which has no environment; say where to judge it with --domain. "
@@ -142,7 +145,8 @@ def _fits(planner: Planner, domain: Domain, run: Path) -> None:
 
 
 def _table(result: dict[str, Any]) -> Table:
-    table = Table("measure", "value", title=f"{result['domain']}: {result['method']}, {result['field']} field")
+    field = f", {result['field']} field" if result["field"] else ""
+    table = Table("measure", "value", title=f"{result['domain']}: {result['method']}{field}")
     error = "" if result["score_sem"] is None else f" ± {result['score_sem']:.1f}"
     rows = {
         "score": "-" if result["score"] is None else f"{result['score']:.1f}{error}",

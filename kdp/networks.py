@@ -15,16 +15,24 @@ from kdp.errors import UserError
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The generator."""
+    """The generator, or the denoiser."""
 
-    kind: Literal["mlp", "unet"] = "mlp"
-    """mlp: residual MLP, fast. unet: temporal U-Net, as in Diffuser."""
+    kind: Literal["mlp", "unet"] | None = None
+    """mlp: residual MLP, fast. unet: temporal U-Net. Default: the method's own, unet for diffuser, else mlp."""
     width: int = 256
-    """Width of the MLP, or channels of the U-Net's first level times 8."""
+    """Width of the MLP, or channels of the U-Net's first level times 8 (then a multiple of 32)."""
     blocks: int = 3
     """Residual blocks (mlp)."""
     noise: int = 16
-    """Coordinates of the noise z."""
+    """Coordinates of the noise z (kdp)."""
+
+    @property
+    def channels(self) -> int:
+        """Of the U-Net's first level."""
+        if self.width < 32 or self.width % 32:
+            fixed = max(self.width // 32, 1) * 32
+            raise UserError(f"network.width must be a multiple of 32 for a U-Net; got {self.width}. Try {fixed}.")
+        return self.width // 8
 
 
 class ResidualMLP(nn.Module):
@@ -197,7 +205,7 @@ class Critic(nn.Module):
 
 
 def build_generator(config: NetworkConfig, inputs: int, condition: int, tokens: int, width: int) -> nn.Module:
-    """A network (...,inputs), (...,condition) -> (..., tokens * width), as configured."""
-    if config.kind == "mlp":
-        return ResidualMLP(inputs, condition, tokens * width, config.width, config.blocks)
-    return TemporalUNet(inputs, condition, tokens, width, config.width // 8)
+    """A network (...,inputs), (...,condition) -> (..., tokens * width), as configured: an MLP unless it says unet."""
+    if config.kind == "unet":
+        return TemporalUNet(inputs, condition, tokens, width, config.channels)
+    return ResidualMLP(inputs, condition, tokens * width, config.width, config.blocks)

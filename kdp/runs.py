@@ -17,6 +17,7 @@ from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
 from kdp.keys import Clamp
 from kdp.methods import METHODS
+from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
 from kdp.plan import Planner, Tracker
@@ -42,6 +43,7 @@ class RunConfig:
     batch: int = 512
     seed: int = 0
     drift: DriftConfig = field(default_factory=DriftConfig)
+    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
 
@@ -50,6 +52,7 @@ class RunConfig:
         drift = value["drift"] | {"temperatures": tuple(value["drift"]["temperatures"])}
         parts = {
             "drift": DriftConfig(**drift),
+            "diffusion": DiffusionConfig(**value["diffusion"]),
             "network": NetworkConfig(**value["network"]),
             "loop": LoopConfig(**value["loop"]),
         }
@@ -89,6 +92,9 @@ class RunConfig:
             "drift.positives": self.drift.positives,
             "drift.key-temperature": self.drift.key_temperature,
             "drift.temperatures": min(self.drift.scale()),
+            "diffusion.steps": self.diffusion.steps,
+            "diffusion.sampling-steps": self.diffusion.sampling_steps,
+            "diffusion.clip": self.diffusion.clip,
             "network.width": self.network.width,
             "network.noise": self.network.noise,
             "loop.lr": self.loop.lr,
@@ -98,6 +104,9 @@ class RunConfig:
         for name, number in numbers.items():
             if number is not None and not (number > 0 and math.isfinite(number)):
                 raise UserError(f"{name} must be more than zero; got {number}.")
+        levels, calls = self.diffusion.steps, self.diffusion.sampling_steps
+        if calls is not None and calls > levels:
+            raise UserError(f"diffusion.sampling-steps must be diffusion.steps or less; got {calls} and {levels}.")
 
 
 def start_run(

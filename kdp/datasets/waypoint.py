@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import multiprocessing
 import os
@@ -40,6 +41,15 @@ class Router:
         rows, cols = self.walls.shape
         self.centre = np.stack([self.cells[:, 1] + 0.5 - cols / 2, rows / 2 - self.cells[:, 0] - 0.5], 1)
 
+    @property
+    def longest(self) -> int:
+        """Steps from cell to cell on the longest of the shortest ways."""
+        at, goal = np.meshgrid(np.arange(len(self.cells)), np.arange(len(self.cells)))
+        count = 0
+        while (at != goal).any() and count <= len(self.cells):
+            at, count = self.step[goal, at], count + 1
+        return count
+
     def cell_of(self, x: float, y: float) -> int:
         """The number of the cell that a place lies in."""
         rows, cols = self.walls.shape
@@ -60,7 +70,7 @@ class Router:
 
 
 def make_maze_data(
-    path: Path, name: str, maze_map: list[list[int]], goal_cell: tuple[int, int], steps: int, seed: int = 0
+    path: Path, name: str, maze_map: list[list[int]], goal_cell: tuple[int, int] | None, steps: int, seed: int = 0
 ) -> Path:
     """Writes `steps` steps to a D4RL-layout HDF5 file, on all cores. The data depend on the seed, not on the cores."""
     if steps < 1:
@@ -76,6 +86,7 @@ def make_maze_data(
             bar.advance(task, len(shard["actions"]))
     arrays = {key: np.concatenate([shard[key] for shard in shards]) for key in shards[0]}
     about: dict[str, str | int | float] = {"name": f"regenerated/{name}", "maker": "waypoint controller", "seed": seed}
+    about["maze_map"] = json.dumps(maze_map)
     about |= {package: version(package) for package in ("mujoco", "gymnasium-robotics")}
     write_hdf5(path, arrays, about)
     return path
@@ -94,10 +105,10 @@ def _roam(job: tuple) -> dict[str, np.ndarray]:
 
 
 def roam(
-    maze_map: list[list[int]], goal_cell: tuple[int, int], steps: int, seed: int | tuple[int, ...]
+    maze_map: list[list[int]], goal_cell: tuple[int, int] | None, steps: int, seed: int | tuple[int, ...]
 ) -> dict[str, np.ndarray]:
     """One wanderer, in D4RL's arrays: from goal to goal, cut into episodes of EPISODE steps, each from a random place.
-    Rewards are those of the maze's own goal."""
+    Rewards are those of the maze's own goal, or of the wanderer's where the maze has none."""
     env, router = point_maze(maze_map), Router(maze_map)
     random = np.random.default_rng(seed)
     observations, actions = np.empty((steps, 4), np.float32), np.empty((steps, 2), np.float32)
@@ -123,7 +134,7 @@ def roam(
         observations[t], actions[t], goals[t] = state, action, goal
         state = env.point_env.step(action)[0]
     env.close()
-    rewarded = router.centre[router.number[goal_cell]]
+    rewarded = goals if goal_cell is None else router.centre[router.number[goal_cell]]
     return {
         "observations": observations,
         "actions": actions,

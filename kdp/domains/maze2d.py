@@ -1,49 +1,54 @@
 """Maze2D: a point mass in a maze (PointMaze of gymnasium-robotics), judged as D4RL does: a fixed goal, a random start,
-a reward of one for every step spent at the goal."""
+a reward of one for every step spent at the goal. Multi2D draws a new goal for each episode. Any other map will do."""
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from kdp.datasets import open_file
-from kdp.datasets.waypoint import RADIUS, make_maze_data, point_maze
+from kdp.datasets.files import read_attributes
+from kdp.datasets.waypoint import RADIUS, Router, make_maze_data, point_maze
 from kdp.domains.domain import Domain, Step
+from kdp.errors import UserError
 from kdp.keys import ScaledKey
 from kdp.plan import Tracker
 from kdp.score import Arrival
 from kdp.windows import Episodes, Goals
 
 POSITION, VELOCITY = (0, 1), (2, 3)
+STEPS_PER_CELL = 28  # the waypoint controller needs about 20; plans that just fit their horizon cut corners
 
 
 @dataclass(frozen=True)
 class Maze:
     name: str
     map: tuple[tuple[int, ...], ...]  # rows, 1 a wall
-    goal_cell: tuple[int, int]  # row, column
     episode_steps: int
-    reference: tuple[float, float]
-    data_steps: int
+    goal_cell: tuple[int, int] | None = None  # row, column; None: a new goal for each episode
+    reference: tuple[float, float] | None = None
+    data_steps: int = 1_000_000
 
     @property
     def rows(self) -> list[list[int]]:
         return [list(row) for row in self.map]
 
+    @property
+    def file(self) -> Path:
+        return data_folder() / f"{self.name}.hdf5"
+
     def make(self, steps: int | None = None, seed: int = 0, file: Path | None = None) -> Path:
         """Makes the data, in place of what is there."""
-        file = file or data_folder() / f"{self.name}.hdf5"
-        return make_maze_data(
-            file, self.name, self.rows, self.goal_cell, self.data_steps if steps is None else steps, seed
-        )
+        steps = self.data_steps if steps is None else steps
+        return make_maze_data(file or self.file, self.name, self.rows, self.goal_cell, steps, seed)
 
     def episodes(self) -> Episodes:
         """Reads the data, and makes it the first time."""
-        file = data_folder() / f"{self.name}.hdf5"
-        return open_file(file if file.exists() else self.make())
+        return open_file(self.file if self.file.exists() else self.make())
 
 
 class MazeEnvironments:
@@ -57,10 +62,13 @@ class MazeEnvironments:
         self.time = 0
         observations = []
         for env, seed in zip(self.envs, seeds, strict=True):
-            cell = np.array(self.maze.goal_cell)
-            answer, _ = env.reset(seed=seed, options={"goal_cell": cell})
-            env.goal = env.maze.cell_rowcol_to_xy(cell)  # the cell's centre: the library would add noise
-            env.update_target_site_pos()
+            if self.maze.goal_cell is None:
+                answer, _ = env.reset(seed=seed)
+            else:
+                cell = np.array(self.maze.goal_cell)
+                answer, _ = env.reset(seed=seed, options={"goal_cell": cell})
+                env.goal = env.maze.cell_rowcol_to_xy(cell)  # the cell's centre: the library would add noise
+                env.update_target_site_pos()
             observations.append(answer["observation"])
         return np.array(observations), np.array([env.goal for env in self.envs])
 
@@ -81,7 +89,7 @@ def data_folder() -> Path:
     return Path(os.environ.get("KDP_DATA", "data"))
 
 
-def _domain(maze: Maze, about: str, horizon: int, stride: int, tilt: float) -> Domain:
+def maze_domain(maze: Maze, about: str, horizon: int, stride: int) -> Domain:
     return Domain(
         maze.name,
         about,
@@ -90,7 +98,7 @@ def _domain(maze: Maze, about: str, horizon: int, stride: int, tilt: float) -> D
         stride=stride,
         goals=Goals(POSITION, VELOCITY),
         key=ScaledKey((1, 1, 0.3, 0.3, 1, 1)),
-        tilt=tilt,
+        tilt=60.0,
         lambda_a=0.1,
         scorer=Arrival(POSITION, RADIUS, stride),
         tracker=Tracker(POSITION, VELOCITY, kp=10.0, kd=1.0, lookahead=12),
@@ -103,13 +111,99 @@ def _domain(maze: Maze, about: str, horizon: int, stride: int, tilt: float) -> D
     )
 
 
+def custom_maze(rows: list[list[int]], file: Path | None = None) -> Domain:
+    """The domain of any map: random starts and goals, horizon and time limit from its longest way."""
+    router = Router(rows)
+    horizon = -(-STEPS_PER_CELL * max(router.longest, 2) // 8) * 8
+    maze = Maze("maze2d", tuple(tuple(row) for row in rows), episode_steps=round(2.5 * horizon))
+    domain = maze_domain(maze, "a point mass in a maze of your own", horizon, stride=4 if horizon <= 160 else 8)
+    if file is None:
+        return domain
+    return replace(domain, episodes=lambda: open_file(file), source=str(file.resolve()), make=None)
+
+
+def maze_of_file(file: Path) -> Domain | None:
+    """The domain of a file that `kdp data make` wrote for a map of the user's own; None for any other file."""
+    if file.suffix not in (".hdf5", ".h5") or not file.is_file():
+        return None
+    attributes = read_attributes(file)
+    custom = attributes.get("name") == "regenerated/maze2d" and "maze_map" in attributes
+    return custom_maze(json.loads(attributes["maze_map"]), file) if custom else None
+
+
+def read_map(file: Path) -> list[list[int]]:
+    """A map from JSON: a list of rows, 1 a wall, 0 free."""
+    try:
+        rows = json.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{file} cannot be read as a map in JSON ({error}).") from error
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
+        raise UserError(f"a map is a list of rows; {file} holds something else.")
+    if len({len(row) for row in rows}) > 1 or not all(cell in (0, 1) for row in rows for cell in row):
+        raise UserError(f"a map's rows have one length and hold only 0 (free) and 1 (a wall); {file} breaks that.")
+    walls = np.array(rows) == 1
+    if not (walls[[0, -1]].all() and walls[:, [0, -1]].all()):
+        raise UserError(f"a map must have walls all around; {file} is open at its edge.")
+    router = Router(rows)
+    if len(router.cells) < 2 or (router.step < 0).any():
+        raise UserError(f"a map needs two free cells or more, and a way between any two; {file} has no such way.")
+    return rows
+
+
 UMAZE = Maze(
     "maze2d-umaze",
     ((1, 1, 1, 1, 1), (1, 0, 0, 0, 1), (1, 1, 1, 0, 1), (1, 0, 0, 0, 1), (1, 1, 1, 1, 1)),
-    goal_cell=(1, 1),
     episode_steps=300,
+    goal_cell=(1, 1),
     reference=(23.85, 161.86),
-    data_steps=1_000_000,
 )
+MEDIUM = Maze(
+    "maze2d-medium",
+    (
+        (1, 1, 1, 1, 1, 1, 1, 1),
+        (1, 0, 0, 1, 1, 0, 0, 1),
+        (1, 0, 0, 1, 0, 0, 0, 1),
+        (1, 1, 0, 0, 0, 1, 1, 1),
+        (1, 0, 0, 1, 0, 0, 0, 1),
+        (1, 0, 1, 0, 0, 1, 0, 1),
+        (1, 0, 0, 0, 1, 0, 0, 1),
+        (1, 1, 1, 1, 1, 1, 1, 1),
+    ),
+    episode_steps=600,
+    goal_cell=(6, 6),
+    reference=(13.13, 277.39),
+    data_steps=2_000_000,
+)
+LARGE = Maze(
+    "maze2d-large",
+    (
+        (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+        (1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1),
+        (1, 0, 1, 1, 0, 1, 0, 1, 0, 1, 0, 1),
+        (1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1),
+        (1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1),
+        (1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1),
+        (1, 1, 0, 1, 0, 1, 0, 1, 0, 1, 1, 1),
+        (1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1),
+        (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+    ),
+    episode_steps=800,
+    goal_cell=(7, 9),
+    reference=(6.7, 273.99),
+    data_steps=4_000_000,
+)
+SIZES = {UMAZE: (192, 8), MEDIUM: (256, 8), LARGE: (384, 8)}  # horizon, stride
 
-MAZE2D = (_domain(UMAZE, "a point mass in a U-shaped maze (regenerated data)", horizon=128, stride=4, tilt=60.0),)
+
+def _multi(domain: Domain, maze: Maze) -> Domain:
+    """The same maze and data, judged with a new goal in each episode."""
+    free = replace(maze, goal_cell=None)
+    about = f"the same {maze.name[7:]} maze and data, a new goal each episode"
+    name = maze.name.replace("maze2d", "multi2d")
+    return replace(domain, name=name, about=about, environments=lambda count: MazeEnvironments(free, count))
+
+
+FIXED = {
+    maze: maze_domain(maze, f"point mass, {maze.name[7:]} maze, fixed goal", *size) for maze, size in SIZES.items()
+}
+MAZE2D = (*FIXED.values(), *(_multi(domain, maze) for maze, domain in FIXED.items()))

@@ -21,10 +21,8 @@ class KDP(nn.Module):
         self.clamp, self.drift, self.noise = clamp, drift, network.noise
         told = clamp.state_dim + len(clamp.goal_dims)
         self.generator = build_generator(network, network.noise, told, clamp.tokens, clamp.width)
-        weight = torch.full((clamp.tokens, clamp.width), 1.0 if drift.lambda_a is None else drift.lambda_a)
-        weight[:, : clamp.state_dim] = drift.lambda_s
         self.weight: Tensor
-        self.register_buffer("weight", weight * clamp.mask(), persistent=False)
+        self.register_buffer("weight", drift.weight(clamp.mask(), clamp.state_dim), persistent=False)
 
     @property
     def grouped(self) -> bool:

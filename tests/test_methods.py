@@ -1,0 +1,433 @@
+"""What every method must do, and that Diffuser and BC are what they say they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from helpers import walks
+from torch import Tensor, nn
+
+import kdp
+from kdp.checkpoint import load_tensors
+from kdp.domains import DOMAINS
+from kdp.domains.toy import TWO
+from kdp.drift import DriftConfig
+from kdp.keys import Clamp, Condition
+from kdp.methods import METHODS
+from kdp.methods.diffuser import Diffuser, DiffusionConfig, cosine_schedule, gradient, transition
+from kdp.networks import NetworkConfig, ResidualMLP, TemporalUNet, UNetBackbone
+from kdp.runs import RunConfig, assemble, resume_run, start_run
+from kdp.sampler import Batch
+from kdp.train import MODEL, TRAINING
+
+SMALL = RunConfig(
+    "toy",
+    steps=3,
+    batch=16,
+    drift=DriftConfig(samples=4, positives=6, lambda_a=0.5),
+    diffusion=DiffusionConfig(steps=5),
+    network=NetworkConfig(width=32, blocks=1, noise=4),
+)
+PROBLEMS = {
+    "toy": DOMAINS["toy"],
+    "goals": replace(DOMAINS["maze2d-umaze"], episodes=lambda: walks([60, 90])),
+}
+
+
+def random(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@lru_cache
+def made(name: str, problem: str, kind: str | None) -> tuple[nn.Module, Batch]:
+    """A fresh method and a batch for it; goal windows have four tokens."""
+    domain = PROBLEMS[problem]
+    config = replace(SMALL, method=name, network=replace(SMALL.network, kind=kind))
+    config = replace(config, horizon=8 if problem == "toy" else 4 * domain.stride).for_domain(domain)
+    method, sampler, _ = assemble(config, domain, domain.episodes(), "cpu")
+    return method, sampler(0)
+
+
+# Every method
+
+every_method = pytest.mark.parametrize("name", METHODS)
+every_problem = pytest.mark.parametrize("problem", PROBLEMS)
+every_network = pytest.mark.parametrize("kind", [None, "mlp", "unet"])
+
+
+@every_method
+@every_problem
+@every_network
+def test_a_loss_is_finite_and_reaches_every_parameter(name, problem, kind):
+    method, batch = made(name, problem, kind)
+    method.zero_grad()
+    loss, metrics = method.loss(batch, random())
+    loss.backward()
+    assert loss.isfinite() and loss.shape == () and all(torch.as_tensor(m).isfinite() for m in metrics.values())
+    dead = [n for n, p in method.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not dead
+
+
+@every_method
+@every_problem
+def test_a_loss_has_no_randomness_but_the_generators(name, problem):
+    method, batch = made(name, problem, None)
+    assert torch.equal(method.loss(batch, random())[0], method.loss(batch, random())[0])
+
+
+@every_method
+@every_problem
+@every_network
+def test_samples_have_their_shape_and_start_and_end_exactly_where_they_must(name, problem, kind):
+    method, batch = made(name, problem, kind)
+    with torch.inference_mode():  # as a planner draws them
+        windows = method.sample(batch.condition, 3, random())
+    count, clamp = len(batch.condition), method.clamp
+    assert windows.shape == (count, 3, clamp.tokens, clamp.width) and windows.isfinite().all()
+    state = batch.condition.state[:, None].expand(-1, 3, -1)
+    assert torch.equal(windows[:, :, 0, : clamp.state_dim], state)
+    if problem == "goals":
+        goal = batch.condition.goal[:, None].expand(-1, 3, -1)
+        assert torch.equal(windows[:, :, -1, list(clamp.goal_dims)], goal)
+
+
+@every_method
+@every_problem
+def test_the_seed_decides_the_sample(name, problem):
+    method, batch = made(name, problem, None)
+    first, again, other = (method.sample(batch.condition, 2, random(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert torch.equal(first, other) == (name == "bc")
+    assert torch.equal(first[:, 0], first[:, 1]) == (name == "bc")
+
+
+@every_method
+def test_a_condition_gets_its_samples_whoever_its_neighbours_are(name):
+    method, batch = made(name, "goals", None)
+    state, goal = batch.condition.state, batch.condition.goal
+    pairs = [Condition(state[[0, other]], goal[[0, other]]) for other in (1, 2)]
+    first, second = (method.sample(pair, 2, random()) for pair in pairs)
+    torch.testing.assert_close(first[0], second[0], atol=1e-5, rtol=0)
+    assert (first[1] - second[1]).abs().max() > 0.01
+
+
+@every_method
+def test_the_numbers_of_a_method_are_numbers(name):
+    method, batch = made(name, "toy", None)
+    assert method.samples >= 1 and method.positives >= 0 and method.nfe >= 1
+    assert (batch.positives is None) == (method.positives == 0)
+    assert len(batch.windows) == SMALL.batch // method.samples
+
+
+@every_method
+@every_problem
+def test_a_run_is_saved_loaded_and_resumed_exactly(name, problem, tmp_path):
+    domain = PROBLEMS[problem]
+    horizon = 8 if problem == "toy" else 4 * domain.stride
+    config = replace(SMALL, dataset=domain.name, method=name, horizon=horizon)
+    assert start_run(config, tmp_path / "whole", domain=domain).finished
+    start_run(config, tmp_path / "parts", domain=domain, stop_after=1)
+    assert resume_run(tmp_path / "parts", domain=domain).finished
+    for file in (MODEL, TRAINING):
+        whole, parts = (load_tensors(tmp_path / run / file)[0] for run in ("whole", "parts"))
+        assert whole.keys() == parts.keys() and all(torch.equal(whole[k], parts[k]) for k in whole)
+    planners = [kdp.load(tmp_path / run) for run in ("whole", "parts")]
+    observation, goal = np.full(planners[0].state_dim, 0.1), None if problem == "toy" else [0.5, -0.5]
+    plans = [planner.plan(observation, goal, candidates=3, seed=4).candidates for planner in planners]
+    np.testing.assert_array_equal(plans[0], plans[1])
+    assert planners[0].nfe == (5 if name == "diffuser" else 1)
+
+
+@pytest.mark.parametrize("name", ["bc", "diffuser"])
+def test_states_and_actions_weigh_as_in_kdp(name):
+    weight = made("kdp", "goals", None)[0].weight
+    assert torch.equal(made(name, "goals", None)[0].weight, weight) and set(weight.unique().tolist()) == {0, 0.5, 1}
+
+
+def test_the_command_names_every_method(kdp_command):
+    _, out, _ = kdp_command("train", "--help")
+    line = " ".join(out.split()).partition("What to train: ")[2].partition(".")[0]
+    assert sorted(line.replace(" or", ",").split(", ")) == sorted(METHODS)
+
+
+def test_the_network_is_the_methods_own_unless_asked_for():
+    modules = {
+        (name, kind): {type(m) for m in made(name, "toy", kind)[0].modules()}
+        for name in METHODS
+        for kind in (None, "mlp", "unet")
+    }
+    for name in METHODS:
+        unet = UNetBackbone if name == "diffuser" else TemporalUNet
+        assert unet in modules[name, "unet"] and ResidualMLP in modules[name, "mlp"]
+        assert modules[name, None] == modules[name, "unet" if name == "diffuser" else "mlp"]
+
+
+@pytest.mark.parametrize("flags, said", [
+    (["--diffusion.steps", 0], "diffusion.steps must be more than zero; got 0"),
+    (["--diffusion.sampling-steps", 0], "diffusion.sampling-steps must be more than zero; got 0"),
+    (["--diffusion.sampling-steps", 21], "diffusion.sampling-steps must be diffusion.steps or less; got 21 and 20"),
+    (["--network.width", 40], "network.width must be a multiple of 32 for a U-Net; got 40. Try 32"),
+])  # fmt: skip
+def test_settings_that_cannot_be_are_refused_in_one_sentence(kdp_command, flags, said):
+    code, _, err = kdp_command("train", "toy", "--method", "diffuser", *flags)
+    assert code == 2 and said in " ".join(err.split()) and "Traceback" not in err
+
+
+# Diffuser: the mathematics
+
+CLAMP = Clamp(tokens=2, width=3, state_dim=1)
+POINT = torch.tensor([[0.7, -1.2, 2.0], [0.3, 0.0, -2.5]])
+CONDITION = Condition(POINT[:1, :1])
+
+
+class Known(nn.Module):
+    """A denoiser that knows E[x_0 | x_t], and says it as x_0 or as epsilon."""
+
+    def __init__(self, method: Diffuser, expected: Callable[[Tensor, float], Tensor]):
+        super().__init__()
+        self.abar, self.expected = cosine_schedule(method.diffusion.steps), expected
+        self.epsilon = method.diffusion.predict == "epsilon"
+        self.times: list[int] = []
+
+    def forward(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
+        assert (x[..., 0, :1] == condition).all()  # every step starts with the condition in its windows
+        self.times.append(int(time))
+        abar = float(self.abar[int(time)])
+        x0 = self.expected(x, abar)
+        return (x - math.sqrt(abar) * x0) / math.sqrt(1 - abar) if self.epsilon else x0
+
+
+def knowing(expected: Callable[[Tensor, float], Tensor], **settings) -> Diffuser:
+    method = Diffuser(CLAMP, torch.ones(2, 3), DiffusionConfig(**settings), NetworkConfig("mlp", width=8))
+    method.denoiser = Known(method, expected)
+    return method
+
+
+def gaussian(mean: float, std: float) -> Callable[[Tensor, float], Tensor]:
+    """E[x_0 | x_t] where every coordinate of the data is N(mean, std^2)."""
+
+    def expected(x: Tensor, abar: float) -> Tensor:
+        gain = math.sqrt(abar) * std**2 / (abar * std**2 + 1 - abar)
+        return mean + gain * (x - math.sqrt(abar) * mean)
+
+    return expected
+
+
+samplers = pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
+
+
+@pytest.mark.parametrize("steps", [1, 5, 20, 1000])
+def test_the_schedule_is_the_published_one(steps):
+    def f(t: int) -> float:
+        return math.cos((t / steps + 0.008) / 1.008 * math.pi / 2) ** 2
+
+    product, expected = 1.0, [1.0]
+    for t in range(1, steps + 1):
+        product *= 1 - min(1 - f(t) / f(t - 1), 0.999)
+        expected.append(product)
+    schedule = cosine_schedule(steps)
+    assert schedule.dtype == torch.float64
+    np.testing.assert_allclose(schedule.numpy(), expected, rtol=1e-12)
+    assert (schedule.diff() < 0).all()
+    method = Diffuser(CLAMP, torch.ones(2, 3), DiffusionConfig(steps), NetworkConfig("mlp", width=8))
+    np.testing.assert_allclose(method.signal.double().square() + method.noise.double().square(), 1, rtol=1e-6)
+    assert not {"signal", "noise", "steps", "weight"} & method.state_dict().keys()
+
+
+@pytest.mark.parametrize("t, s", [(20, 19), (13, 12), (2, 1), (1, 0), (15, 3), (20, 0)])
+def test_a_ddpm_step_is_the_product_of_two_gaussians(t, s):
+    """q(x_s | x_t, x_0) from q(x_s | x_0), as a prior, and q(x_t | x_s), as a likelihood: precisions add."""
+    abar = cosine_schedule(20).numpy()
+    x0, xt = 0.8, -1.7
+    of_x0, of_x, of_noise = transition(*torch.from_numpy(abar[[t, s]]), "ddpm").numpy()
+    if s == 0:  # the prior is a point
+        np.testing.assert_allclose([of_x0, of_x, of_noise], [1, 0, 0], atol=1e-12)
+        return
+    alpha = np.prod([abar[i] / abar[i - 1] for i in range(s + 1, t + 1)])
+    prior_mean, prior_precision = np.sqrt(abar[s]) * x0, 1 / (1 - abar[s])
+    seen_mean, seen_precision = xt / np.sqrt(alpha), alpha / (1 - alpha)
+    precision = prior_precision + seen_precision
+    mean = (prior_precision * prior_mean + seen_precision * seen_mean) / precision
+    np.testing.assert_allclose(of_x0 * x0 + of_x * xt, mean, rtol=1e-9)
+    np.testing.assert_allclose(of_noise**2, 1 / precision, rtol=1e-9)
+
+
+@pytest.mark.parametrize("t, s", [(20, 19), (2, 1), (15, 3), (1, 0)])
+def test_a_ddim_step_keeps_the_noise_it_finds(t, s):
+    abar = cosine_schedule(20)
+    x0, eps = torch.tensor([0.8, -2.0]).double(), torch.tensor([0.3, 1.1]).double()
+
+    def at(time: int) -> Tensor:
+        return abar[time].sqrt() * x0 + (1 - abar[time]).sqrt() * eps
+
+    of_x0, of_x, of_noise = transition(abar[t], abar[s], "ddim")
+    torch.testing.assert_close(of_x0 * x0 + of_x * at(t), at(s))
+    assert of_noise == 0
+
+
+@samplers
+@pytest.mark.parametrize("predict", ["x0", "epsilon"])
+@pytest.mark.parametrize("count", [None, 1, 7])
+def test_who_knows_the_answer_returns_it(sampler, predict, count):
+    method = knowing(lambda x, abar: POINT.expand_as(x), sampler=sampler, predict=predict, sampling_steps=count)
+    windows = method.sample(CONDITION, 4, random())
+    torch.testing.assert_close(windows, POINT.expand(1, 4, 2, 3), atol=1e-3 if predict == "epsilon" else 1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("steps, count", [(20, None), (20, 20), (20, 6), (20, 1), (7, 5)])
+def test_as_many_network_calls_as_nfe_says_from_all_noise_downwards(steps, count):
+    method = knowing(gaussian(0, 1), steps=steps, sampling_steps=count)
+    method.sample(CONDITION, 4, random())
+    times = method.denoiser.times
+    assert len(times) == method.nfe == (count or steps)
+    assert times[0] == steps and times[-1] >= 1 and all(a > b for a, b in zip(times, times[1:], strict=False))
+
+
+@samplers
+@pytest.mark.parametrize("mean, std", [(0.0, 1.0), (1.0, 0.5)])
+@pytest.mark.parametrize("steps, tolerance", [(20, 0.15), (200, 0.03)])
+def test_a_gaussian_keeps_its_mean_and_its_spread(sampler, mean, std, steps, tolerance):
+    """The spread comes out too small by an error that goes with the number of steps."""
+    windows = knowing(gaussian(mean, std), sampler=sampler, steps=steps).sample(CONDITION, 20_000, random())
+    free = windows[0][:, CLAMP.mask()]
+    np.testing.assert_allclose(free.mean(0), mean, atol=0.03)
+    np.testing.assert_allclose(free.std(0) / std, 1, atol=tolerance)
+
+
+@samplers
+def test_predicting_the_window_and_predicting_the_noise_are_one_model(sampler):
+    drawn = [
+        knowing(gaussian(0.5, 0.8), sampler=sampler, predict=predict).sample(CONDITION, 50, random())
+        for predict in ("x0", "epsilon")
+    ]
+    torch.testing.assert_close(*drawn, atol=2e-3, rtol=0)
+
+
+def test_predictions_out_of_range_are_clipped():
+    windows = knowing(lambda x, abar: torch.full_like(x, 9.0), clip=2.0).sample(CONDITION, 3, random())
+    assert (windows[0][:, CLAMP.mask()] == 2).all() and (windows[..., 0, 0] == 0.7).all()
+
+
+@pytest.mark.parametrize("predict", ["x0", "epsilon"])
+def test_the_denoiser_sees_noisy_windows_with_the_condition_in_them(predict, monkeypatch):
+    """And the loss is the error of what it should have said, on free coordinates, by their weight."""
+    weight = torch.tensor([[0.0, 1.0, 2.0], [3.0, 1.0, 1.0]])
+    method = Diffuser(CLAMP, weight, DiffusionConfig(predict=predict), NetworkConfig("mlp", width=8))
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    class Silent(nn.Module):
+        def forward(self, x, time, condition):
+            seen.append((x, time))
+            return torch.zeros_like(x)
+
+    method.denoiser = Silent()
+    windows = torch.randn(5000, 2, 3, generator=random(1))
+    condition = Condition(windows[:, 0, :1])
+    loss, metrics = method.loss(Batch(windows, condition, condition.state), random())
+    (x, time), abar = seen[0], cosine_schedule(20).float()
+    assert torch.equal(x[:, 0, 0, 0], windows[:, 0, 0])
+    assert sorted(set(time.flatten().tolist())) == list(range(1, 21))
+    scale = abar[time][..., None, None]
+    eps = (x - scale.sqrt() * windows[:, None]) / (1 - scale).sqrt()
+    free = eps[:, 0][:, CLAMP.mask()]
+    np.testing.assert_allclose(free.mean(0), 0, atol=0.06)
+    np.testing.assert_allclose(free.std(0), 1, atol=0.06)
+    target = windows if predict == "x0" else eps[:, 0]
+    torch.testing.assert_close(loss, (weight * target.square()).mean(), atol=1e-3, rtol=0)
+    torch.testing.assert_close((metrics["error/state"] + 2 * metrics["error/action"]) / 3, loss)
+
+
+@samplers
+def test_a_plan_is_refined_in_fewer_calls_and_stays_near(sampler):
+    method = knowing(lambda x, abar: x / math.sqrt(abar), sampler=sampler)  # believes what it sees: no other plan
+    plan, free = torch.randn(1, 500, 2, 3, generator=random(1)), CLAMP.mask()
+    moved = []
+    for steps in (0, 2, 8):
+        method.denoiser.times.clear()
+        refined = method.refine(plan, CONDITION, random(), steps)
+        assert method.denoiser.times == list(range(steps, 0, -1))
+        assert (refined[..., 0, 0] == CONDITION.state).all()  # the plan was made somewhere else
+        moved.append(float((refined - plan)[..., free].square().mean().sqrt()))
+    assert moved[0] == 0 and 0 < moved[1] < moved[2] < 1
+    with pytest.raises(kdp.UserError, match="0 to 20 steps; got 21"):
+        method.refine(plan, CONDITION, random(), 21)
+
+
+def test_a_refined_gaussian_is_that_gaussian():
+    method = knowing(gaussian(0.5, 0.8))
+    far = torch.full((1, 20_000, 2, 3), 3.0)
+    free = method.refine(far, CONDITION, random(), 20)[0][:, CLAMP.mask()]
+    np.testing.assert_allclose(free.mean(0), 0.5, atol=0.03)
+
+
+@samplers
+@pytest.mark.parametrize("guidance", [0.5, 1.0])
+def test_a_linear_guide_tilts_a_gaussian_by_its_slope(sampler, guidance):
+    """N(0,1) exp(g x) is N(g,1)."""
+    slope = torch.tensor([[9.0, 1.0, -1.0], [0.5, 0.0, 0.3]])
+    method = knowing(gaussian(0, 1), sampler=sampler, steps=100, guidance=guidance)
+    plain = method.sample(CONDITION, 20_000, random())
+    method.guide = lambda x, condition: (slope * x).sum((-1, -2))
+    tilted = method.sample(CONDITION, 20_000, random())
+    shift = (tilted.mean(1) - plain.mean(1))[0]
+    assert shift[0, 0] == 0  # clamped
+    np.testing.assert_allclose(shift[CLAMP.mask()], guidance * slope[CLAMP.mask()], atol=0.06)
+    np.testing.assert_allclose(tilted[0][:, CLAMP.mask()].std(0), 1, atol=0.05)
+
+
+def test_a_quadratic_guide_draws_samples_toward_its_best_also_in_a_planner():
+    method = knowing(gaussian(0, 1))
+    best = torch.tensor([2.0, -1.0, 1.0])
+
+    def guide(x: Tensor, condition: Condition) -> Tensor:
+        assert (x[..., 0, 0] == condition.state).all()  # it is shown clamped windows
+        return -(x[..., 1, :] - best).square().sum(-1) / 2
+
+    with torch.inference_mode():
+        plain = method.sample(CONDITION, 500, random())
+        method.guide = guide
+        guided = method.sample(CONDITION, 500, random())
+    before, after = ((w[..., 1, :] - best).square().mean() for w in (plain, guided))
+    assert after < 0.5 * before
+    torch.testing.assert_close(guided[..., 0, :], plain[..., 0, :])  # the guide has no say there
+    way = guided[0, :, 1].mean(0) / best  # N(0,1) exp(J) is halfway; its first order goes somewhat further
+    assert ((way > 0.4) & (way < 0.8)).all(), way
+
+
+def test_the_gradient_of_a_guide_is_its_gradient():
+    x = torch.randn(2, 3, 2, 3, generator=random())
+    condition = Condition(torch.tensor([[1.0], [2.0]]))
+    slope = gradient(lambda x, c: (x.square() * c.state[:, :, None, None]).sum((-1, -2)), x, condition)
+    torch.testing.assert_close(slope, 2 * x * condition.state[:, :, None, None])
+
+
+# Learning
+
+CONTEXTS = (-0.8, 0.0, 0.8)
+FAST = RunConfig("toy", batch=256, network=NetworkConfig("mlp", width=128, blocks=2))
+
+
+def test_diffuser_learns_both_modes(tmp_path):
+    start_run(replace(FAST, method="diffuser", steps=1000), tmp_path / "run")
+    for context in CONTEXTS:
+        plan = kdp.load(tmp_path / "run").plan(TWO.start(context), candidates=1000)
+        mode = TWO.nearest_mode(plan.candidates, context)
+        shares = np.array([(mode == m).mean() for m in range(2)])
+        assert shares.sum() >= 0.8 and ((shares >= 0.3) & (shares <= 0.7)).all(), shares
+
+
+def test_bc_learns_the_mean_which_is_no_way_to_act(tmp_path):
+    start_run(replace(FAST, method="bc", steps=400), tmp_path / "run")
+    planner = kdp.load(tmp_path / "run")
+    near = []
+    for context in np.linspace(-0.9, 0.9, 40):
+        window = planner.plan(TWO.start(context), candidates=1).candidates
+        near.append(TWO.nearest_mode(window, context)[0] >= 0)
+        assert abs(window[..., 3]).max() < 0.5  # the modes go at about 1 and -1
+    assert np.mean(near) < 0.05
