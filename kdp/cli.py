@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -16,6 +17,7 @@ from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
+from kdp.plan import Executor
 from kdp.runs import RunConfig, resume_run, start_run
 from kdp.train import LoopConfig, Outcome
 
@@ -178,7 +180,7 @@ def eval_command(
     run: tyro.conf.Positional[Path],
     episodes: int = 100,
     candidates: int = 16,
-    executor: Literal["action", "track"] | None = None,
+    executor: Executor | None = None,
     chunk: int = 1,
     seed: int = 0,
     domain: str | None = None,
@@ -192,7 +194,8 @@ def eval_command(
         run: A run folder.
         episodes: How many episodes.
         candidates: Plans drawn per decision; the best is executed.
-        executor: action executes the plan's own actions, track steers along its states; the domain's own unless given.
+        executor: action executes the plan's own actions; track steers along its states by the domain's law, inverse by
+            a learned model. The domain's own unless given.
         chunk: Steps executed before planning again.
         seed: Seed of starts and plans.
         domain: Where to judge a run that was trained on a file.
@@ -259,11 +262,44 @@ def bench_fields(
 
     _check_device(device)
     chosen = list(VARIANTS) if variants == "all" else variants.split(",")
-    for kind, names, known in (("task", tasks.split(","), TASKS), ("variant", chosen, VARIANTS)):
-        for name in names:
-            if name not in known:
-                raise UserError(f"{name!r} is not a {kind} of this study. {did_you_mean(name, known)}")
+    _check_names("task", tasks.split(","), TASKS)
+    _check_names("variant", chosen, VARIANTS)
     study(quick, device, seeds, tasks.split(","), chosen, jobs, results, Console())
+
+
+@bench.command(name="maze2d")
+def maze2d_command(
+    tasks: str = "maze2d-umaze,maze2d-medium,maze2d-large",
+    methods: str = "kdp,diffuser,bc",
+    seeds: int = 3,
+    minutes: float | None = None,
+    quick: bool = False,
+    device: Device = "cpu",
+    runs: Path = Path("runs/bench-maze2d"),
+    results: Path = Path("results/maze2d.jsonl"),
+) -> None:
+    """Train every method on every maze and judge it with every executor; rows go to results/.
+
+    Example: kdp bench maze2d --quick --tasks maze2d-umaze
+
+    Args:
+        tasks: Mazes, separated by commas.
+        methods: Methods, separated by commas.
+        seeds: Runs of each.
+        minutes: Training time of each; the domain's own number of steps unless given.
+        quick: A few steps and episodes of everything, to see that it runs.
+        device: cpu, or cuda where there is one.
+        runs: Folder for the runs; a study that was stopped goes on from there.
+        results: File to append to.
+    """
+    from kdp.bench.maze2d import METHODS, TASKS, bench_maze2d
+
+    _check_device(device)
+    _check_names("task", tasks.split(","), TASKS)
+    _check_names("method", methods.split(","), METHODS)
+    bench_maze2d(
+        tasks.split(","), methods.split(","), seeds, minutes, quick, device, runs, results, Console(stderr=True)
+    )
 
 
 @app.command(name="table")
@@ -308,6 +344,12 @@ def _report(outcome: Outcome, folder: Path) -> int:
         return 0
     console.print(f"stopped after step {outcome.step}; go on with `kdp train --resume {folder}`")
     return 130 if outcome.interrupted else 0
+
+
+def _check_names(kind: str, names: list[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UserError(f"{name!r} is not a {kind} of this study. {did_you_mean(name, known)}")
 
 
 def _check_device(device: str) -> None:

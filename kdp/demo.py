@@ -13,12 +13,12 @@ from kdp.datasets import open_file
 from kdp.domains import DOMAINS
 from kdp.errors import UserError
 from kdp.judge import EVAL, PICTURE, judge
-from kdp.runs import CONFIG, RunConfig, start_run
+from kdp.runs import CONFIG, INVERSE, RunConfig, start_run
 from kdp.train import METRICS, MODEL, TRAINING
 
 DATA_STEPS = 300_000
 DATA = "demo-data.hdf5"
-OURS = {DATA, CONFIG, MODEL, TRAINING, METRICS, EVAL, PICTURE, "tensorboard"}
+OURS = {DATA, CONFIG, MODEL, INVERSE, TRAINING, METRICS, EVAL, PICTURE, "tensorboard"}
 
 
 def run_demo(folder: Path, minutes: float, seed: int, episodes: int, console: Console) -> None:

@@ -65,7 +65,7 @@ def judge(
     save_json(run / EVAL, result)
     console.print(_table(result))
     if domain.walls:
-        _picture(run / PICTURE, planner, played, candidates, domain)
+        draw_episodes(run / PICTURE, planner, played, candidates, domain)
         console.print(f"wrote {run / EVAL} and {run / PICTURE}")
     else:
         console.print(f"wrote {run / EVAL}")
@@ -165,7 +165,7 @@ def _table(result: dict[str, Any]) -> Table:
     return table
 
 
-def _picture(path: Path, planner: Planner, played: list[Episode], candidates: int, domain: Domain) -> None:
+def draw_episodes(path: Path, planner: Planner, played: list[Episode], candidates: int, domain: Domain) -> None:
     """Up to eight episodes: what the first decision saw, and where it led."""
     panels = []
     random = torch.Generator().manual_seed(0)

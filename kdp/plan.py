@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kdp.errors import UserError
+from kdp.inverse import InverseModel
 from kdp.keys import Condition
 from kdp.normalize import Normalizer
 from kdp.score import Scorer
 
 Sample = Callable[[Condition, int, torch.Generator], Tensor]
-Executor = Literal["action", "track"]
+Executor = Literal["action", "track", "inverse"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Planner:
     goal_dims: tuple[int, ...] = ()
     scorer: Scorer | None = None
     tracker: Tracker | None = None
+    inverse: InverseModel | None = None
     device: torch.device = torch.device("cpu")
     nfe: int = 1  # network calls one after the other in a plan
 
@@ -150,10 +152,12 @@ class Controller:
     def __init__(
         self, planner: Planner, candidates: int = 16, executor: Executor = "action", chunk: int = 1, seed: int = 0
     ):
-        if executor not in ("action", "track"):
-            raise UserError(f"executor must be action or track; got {executor!r}.")
+        if executor not in get_args(Executor):
+            raise UserError(f"executor must be one of {', '.join(get_args(Executor))}; got {executor!r}.")
         if executor == "track" and planner.tracker is None:
             raise UserError("the track executor needs a domain with a tracking law; this run has none. Use action.")
+        if executor == "inverse" and planner.inverse is None:
+            raise UserError("the inverse executor is fitted when training ends; this run has not ended. Resume it.")
         if candidates < 1 or chunk < 1:
             raise UserError(f"candidates and chunk must be 1 or more; got {candidates=} {chunk=}.")
         self.planner, self.candidates, self.executor, self.chunk = planner, candidates, executor, chunk
@@ -169,9 +173,11 @@ class Controller:
             goal = None if goals is None else torch.as_tensor(goals, dtype=torch.float32, device=planner.device)
             self.plans, self.age = planner.plan_batch(state, goal, self.candidates, self.random), 0
         window = self.plans.best
+        states = window[..., : planner.state_dim]
         if self.executor == "track" and planner.tracker is not None:
-            target = state_at(window[..., : planner.state_dim], (self.age + planner.tracker.lookahead) / planner.stride)
-            action = planner.tracker(target, state)
+            action = planner.tracker(state_at(states, (self.age + planner.tracker.lookahead) / planner.stride), state)
+        elif self.executor == "inverse" and planner.inverse is not None:
+            action = planner.inverse(state, state_at(states, (self.age + planner.inverse.gap) / planner.stride))
         else:
             actions = window[..., planner.state_dim :].reshape(len(window), -1, planner.action_dim)
             action = actions[:, min(self.age, actions.shape[1] - 1)]

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from kdp.checkpoint import FORMAT, load_json, load_tensors, save_json
+from kdp.checkpoint import FORMAT, load_json, load_tensors, save_json, save_tensors
 from kdp.domains import DOMAINS, Domain, find_domain
 from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
+from kdp.inverse import STEPS as INVERSE_STEPS
+from kdp.inverse import InverseModel, fit_inverse
 from kdp.keys import Clamp
 from kdp.methods import METHODS
 from kdp.methods.diffuser import DiffusionConfig
@@ -27,7 +29,7 @@ from kdp.score import Arrival
 from kdp.train import MODEL, Budget, LoopConfig, Outcome, train
 from kdp.windows import Episodes, Windows
 
-CONFIG = "config.json"
+CONFIG, INVERSE = "config.json", "inverse.safetensors"
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,7 @@ def load(folder: str | Path, device: str = "cpu") -> Planner:
         goal_dims,
         scorer=_record(Arrival, about["scorer"]),
         tracker=_record(Tracker, about["tracker"]),
+        inverse=_load_inverse(folder, normalizer, device),
         device=torch.device(device),
         nfe=method.nfe,
     )
@@ -252,10 +255,10 @@ def fingerprint(episodes: Episodes) -> dict[str, Any]:
     return {"name": episodes.name, "steps": len(episodes), "episodes": count, "sha256": digest.hexdigest()[:16]}
 
 
-def _train(config, method, sampler, normalizer, folder, resume, stop_after, console) -> Outcome:
+def _train(config, method, sampler: Sampler, normalizer, folder, resume, stop_after, console) -> Outcome:
     extra = {f"normalizer.{k}": v for k, v in normalizer.tensors().items()}
     budget = Budget(config.steps, config.minutes)
-    return train(
+    outcome = train(
         method,
         sampler,
         folder,
@@ -267,6 +270,24 @@ def _train(config, method, sampler, normalizer, folder, resume, stop_after, cons
         stop_after=stop_after,
         console=console,
     )
+    if outcome.finished and not (folder / INVERSE).exists():
+        steps = min(outcome.step, INVERSE_STEPS)
+        model = fit_inverse(sampler.windows.episodes, normalizer, config.stride, config.seed, steps)
+        save_tensors(folder / INVERSE, model.state_dict(), {"gap": model.gap})
+    return outcome
+
+
+def _load_inverse(folder: Path, normalizer: Normalizer, device: str) -> InverseModel | None:
+    """The inverse-dynamics model, where training came to its end."""
+    if not (folder / INVERSE).exists():
+        return None
+    tensors, about = load_tensors(folder / INVERSE)
+    model = InverseModel(normalizer, about["gap"])
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(f"{folder / INVERSE} does not fit the run's {CONFIG} ({error}).") from error
+    return model.eval().requires_grad_(False).to(device)
 
 
 def _record(cls, value: dict[str, Any] | None):

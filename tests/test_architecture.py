@@ -27,7 +27,8 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.methods": {"kdp.drift", "kdp.keys", "kdp.networks", "kdp.normalize", "kdp.sampler", "kdp.score"},
     "kdp.checkpoint": set(),
     "kdp.train": {"kdp.checkpoint", "kdp.sampler"},
-    "kdp.plan": {"kdp.keys", "kdp.normalize", "kdp.score"},
+    "kdp.inverse": {"kdp.normalize", "kdp.sampler", "kdp.windows"},
+    "kdp.plan": {"kdp.inverse", "kdp.keys", "kdp.normalize", "kdp.score"},
     "kdp.datasets": {"kdp.windows"},
     "kdp.domains": {"kdp.windows", "kdp.keys", "kdp.score", "kdp.plan", "kdp.datasets"},
 }

@@ -107,7 +107,7 @@ def test_other_data_are_noticed_on_resuming(tmp_path, monkeypatch):
 def test_nothing_temporary_is_left_in_a_run_folder(tmp_path):
     start_run(SMALL, tmp_path / "run")
     assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.is_file()) == sorted(
-        ["config.json", "metrics.jsonl", MODEL, TRAINING]
+        ["config.json", "metrics.jsonl", "inverse.safetensors", MODEL, TRAINING]
     )
 
 

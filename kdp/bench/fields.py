@@ -112,7 +112,7 @@ def measure(config: RunConfig, device: str, episodes: int) -> dict[str, Any]:
         domain.goals.dims if domain.goals else (),
         scorer,
         domain.tracker,
-        torch.device(device),
+        device=torch.device(device),
     )
     result, _ = evaluate(planner, domain, episodes=episodes, candidates=16, executor=domain.executor, seed=config.seed)
     measured = {

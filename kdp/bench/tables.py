@@ -69,4 +69,26 @@ def field_cells(group: Rows) -> list[str]:
     return [*head, mean("score", "{:.1f}"), mean("walls", "{:.1%}")]
 
 
-TABLES: dict[str, Callable[[Rows], str]] = {"fields": fields_page}
+def maze2d_page(rows: Rows) -> str:
+    """Scores by maze, method and executor: mean over seeds and its standard error, newest commit's rows only."""
+    newest = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    lines = ["# Maze2D", "", f"Written by `kdp table` from `results/maze2d.jsonl`, commit {newest[0]['commit']}."]
+    lines += ["Regenerated data on D4RL's scale of returns; not D4RL's files.", ""]
+    lines += [
+        "| maze | method | executor | K | seeds | score | success | steps to goal | calls | ms per plan | minutes |"
+    ]
+    lines += ["|" + "---|" * 11]
+    keys = ("task", "method", "executor")
+    for group_key in dict.fromkeys(tuple(row[k] for k in keys) for row in newest):
+        group = [row for row in newest if tuple(row[k] for k in keys) == group_key]
+        scores = np.array([row["score"] for row in group])
+        error = f" ± {scores.std(ddof=1) / len(scores) ** 0.5:.1f}" if len(scores) > 1 else ""
+        arrivals = [row["time_to_goal"] for row in group if row["time_to_goal"] is not None]
+        cells = [*group_key, str(group[0]["candidates"]), str(len(group)), f"{scores.mean():.1f}{error}"]
+        cells += [f"{np.mean([row['success'] for row in group]):.0%}", f"{np.mean(arrivals):.0f}" if arrivals else "-"]
+        cells += [str(group[0]["nfe"]), f"{np.median([row['plan_ms_p50'] for row in group]):.2f}"]
+        lines.append("| " + " | ".join([*cells, f"{np.mean([row['train_minutes'] for row in group]):.1f}"]) + " |")
+    return "\n".join([*lines, ""])
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {"fields": fields_page, "maze2d": maze2d_page}
