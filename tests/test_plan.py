@@ -243,7 +243,7 @@ def test_two_controllers_with_one_seed_do_the_same():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"executor": "jump"}, "executor must be action or track; got 'jump'"),
+        ({"executor": "jump"}, "executor must be one of action, track, inverse; got 'jump'"),
         ({"executor": "track"}, "needs a domain with a tracking law"),
         ({"candidates": 0}, "candidates and chunk must be 1 or more; got candidates=0"),
         ({"chunk": 0}, "candidates and chunk must be 1 or more; got candidates=16 chunk=0"),
