@@ -15,7 +15,7 @@ from kdp.runs import RunConfig, start_run
 from kdp.train import LoopConfig
 
 CONTEXTS = (-0.8, 0.0, 0.8)
-FAST = RunConfig("toy", steps=2000, batch=256, network=NetworkConfig(width=128, blocks=2))
+FAST = RunConfig("toy", steps=3000, batch=256, network=NetworkConfig(width=128, blocks=2))
 
 
 def shares(folder, toy, context, count=1000):
