@@ -18,7 +18,7 @@ from kdp.errors import UserError, did_you_mean
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.plan import Executor
-from kdp.runs import RunConfig, resume_run, start_run
+from kdp.runs import RunConfig, read_config, resume_run, start_run
 from kdp.train import LoopConfig, Outcome
 
 app = tyro.extras.SubcommandApp()
@@ -340,7 +340,10 @@ def _complain(sentence: str, code: int = 2) -> int:
 def _report(outcome: Outcome, folder: Path) -> int:
     console = Console(stderr=True)
     if outcome.finished:
-        console.print(f"trained {outcome.step} steps in {outcome.elapsed:.0f} s; judge it with `kdp eval {folder}`")
+        about = read_config(folder)
+        judged = about["domain"] or about["walls"]
+        then = f"judge it with `kdp eval {folder}`" if judged else f"plan with `kdp plan {folder} --observation ...`"
+        console.print(f"trained {outcome.step} steps in {outcome.elapsed:.0f} s; {then}")
         return 0
     console.print(f"stopped after step {outcome.step}; go on with `kdp train --resume {folder}`")
     return 130 if outcome.interrupted else 0
