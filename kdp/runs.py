@@ -134,7 +134,7 @@ def start_run(
     about = {
         "format": FORMAT,
         "config": asdict(config),
-        "domain": domain.name if domain.name in DOMAINS else None,
+        "domain": domain.name if domain.source is None and domain.name in DOMAINS else None,
         "state_dim": episodes.state_dim,
         "action_dim": episodes.action_dim,
         "goal_dims": domain.goals.dims if domain.goals else [],

@@ -134,3 +134,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_a_remedy(tmp_path):
 def test_the_unet_generator_trains_and_plans(tmp_path):
     start_run(replace(SMALL, steps=3, network=NetworkConfig(kind="unet", width=64, noise=4)), tmp_path / "run")
     assert np.isfinite(kdp.load(tmp_path / "run").plan([0.0, 0.0, 0.0], candidates=2).actions).all()
+
+
+def test_a_file_that_is_called_like_a_domain_is_still_a_file(tmp_path):
+    data = {"observations": np.random.default_rng(0).normal(size=(40, 3)), "actions": np.zeros((40, 1))}
+    np.savez(tmp_path / "toy.npz", **data, terminals=np.arange(40) % 20 == 19)
+    start_run(replace(SMALL, dataset=str(tmp_path / "toy.npz"), horizon=8, stride=1, steps=2), tmp_path / "run")
+    assert json.loads((tmp_path / "run/config.json").read_text())["domain"] is None
