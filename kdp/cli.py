@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from kdp.domains import DOMAINS, FOLDER_DATA, find_domain
+from kdp.domains import DOMAINS, find_domain
 from kdp.domains.maze2d import custom_maze, read_map
 from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
@@ -57,17 +57,18 @@ def data_list() -> None:
     for name, domain in DOMAINS.items():
         table.add_row(name, f"{domain.horizon} / {domain.stride}", "yes" if domain.make else "built in", domain.about)
     Console().print(table)
-    Console().print("Also: any .hdf5 (D4RL layout) or .npz file by its path, and any Minari id.")
+    Console().print("Also: any .hdf5 (D4RL layout), .npz or Minari folder by its path, and any Minari id.")
 
 
 @data.command(name="info")
 def data_info(x: tyro.conf.Positional[str]) -> None:
     """Counts, shapes, episode lengths and returns of a dataset.
 
-    Example: kdp data info data/maze2d-umaze.hdf5
+    Examples: kdp data info maze2d-umaze
+    / kdp data info data/regenerated/maze2d-umaze-v0
 
     Args:
-        x: A domain's name, a path to an .hdf5 or .npz file, or a Minari id.
+        x: A domain's name, a path to an .hdf5 or .npz file or to a Minari dataset's folder, or a Minari id.
     """
     from kdp.datasets.info import print_info
 
@@ -82,16 +83,16 @@ def data_make(
     out: Path | None = None,
     map: Path | None = None,  # noqa: A002
 ) -> None:
-    """Make a domain's dataset, in place of the one that is there.
+    """Make a domain's dataset, as a Minari dataset, in place of the one that is there.
 
     Examples: kdp data make maze2d-umaze --steps 200000
-    / kdp data make maze2d --map my-maze.json --steps 200000 --out data/my-maze
+    / kdp data make maze2d --map my-maze.json --steps 200000 --out my-maze
 
     Args:
         x: A domain's name (see `kdp data list`), or maze2d for a map of your own.
         steps: How many steps; the domain's usual number unless given.
         seed: The same seed makes the same data.
-        out: The file to write, instead of the usual one in $KDP_DATA (or data/); with --map, a folder.
+        out: The dataset's folder, instead of the usual regenerated/NAME-v0 in $KDP_DATA (or data/).
         map: A maze in JSON: a list of rows, 1 a wall, 0 free.
     """
     if (x == "maze2d") != (map is not None):
@@ -103,12 +104,12 @@ def data_make(
             raise UserError("a map of your own needs a folder to go to; give --out DIR.")
         made = custom_maze(read_map(map)).make
         assert made is not None
-        path = made(steps, seed, out / FOLDER_DATA)
+        path = made(steps, seed, out)
         Console().print(f"wrote {path}; train on it with `kdp train {out}`")
         return
     makers = {name: domain.make for name, domain in DOMAINS.items() if domain.make}
     if x not in makers:
-        built_in = " It is built in, and needs no file." if x in DOMAINS else ""
+        built_in = " It is built in, and needs no data." if x in DOMAINS else ""
         raise UserError(f"{x!r} is not a dataset that can be made.{built_in} {did_you_mean(x, makers)}")
     path = makers[x](steps, seed, out)
     Console().print(f"wrote {path}; look at it with `kdp data info {path}`")
@@ -122,8 +123,9 @@ def train_command(
     stride: int | None = None,
     steps: int | None = None,
     minutes: float | None = None,
-    batch: int = 512,
+    batch: int | None = None,
     seed: int = 0,
+    relabel: bool | None = None,
     run: Path | None = None,
     resume: Path | None = None,
     stop_after: int | None = None,
@@ -140,14 +142,16 @@ def train_command(
     / kdp train --resume runs/my-robot
 
     Args:
-        x: A domain's name, a path to an .hdf5 or .npz file, or a Minari id.
+        x: A domain's name, a path to an .hdf5 or .npz file or to a Minari dataset's folder, or a Minari id.
         method: What to train: kdp, diffuser or bc.
         horizon: Steps in a plan; the domain's own unless given.
         stride: Steps in a token; must divide the horizon.
         steps: Training steps.
         minutes: Training time, instead of steps.
-        batch: Windows generated in a training step.
+        batch: Windows generated in a training step; 512 on a CPU unless given, 4096 (kdp) or 2048 on a GPU.
         seed: Seed of everything random.
+        relabel: Train on actions that a learned inverse-dynamics model reads off the data's states, in place of the
+            data's own: without their noise, and braking at goals. True in mazes unless given.
         run: Folder of the run; runs/NAME unless given.
         resume: Go on with the run in this folder, with its own settings.
         stop_after: End the run after this many steps in all, as an interrupt would.
@@ -159,7 +163,8 @@ def train_command(
     """
     console = Console(stderr=True)
     _check_device(device)
-    given = RunConfig(x or "", method, horizon, stride, steps, minutes, batch, seed, drift, diffusion, network, loop)
+    sizes = (horizon, stride, steps, minutes, batch, seed)
+    given = RunConfig(x or "", method, *sizes, relabel, drift, diffusion, network, loop)
     if resume is not None:
         if given != RunConfig("") or run is not None:
             raise UserError(
@@ -183,12 +188,15 @@ def eval_command(
     executor: Executor | None = None,
     chunk: int = 1,
     seed: int = 0,
+    warm: int = 0,
+    guidance: float = 0.0,
     domain: str | None = None,
     device: Device = "cpu",
 ) -> None:
     """Plan in closed loop and report the score: a table, eval.json and a picture in the run folder.
 
-    Example: kdp eval runs/maze2d-umaze --episodes 100 --candidates 16 --executor track
+    Examples: kdp eval runs/maze2d-umaze --episodes 100 --candidates 16 --executor track
+    / kdp eval runs/diffuser --candidates 1 --chunk 0
 
     Args:
         run: A run folder.
@@ -196,7 +204,10 @@ def eval_command(
         candidates: Plans drawn per decision; the best is executed.
         executor: action executes the plan's own actions; track steers along its states by the domain's law, inverse by
             a learned model. The domain's own unless given.
-        chunk: Steps executed before planning again.
+        chunk: Steps executed before planning again; 0: one plan for the whole episode, whose last state is then held
+            (by action: its last action repeated).
+        warm: Every plan but the first starts from the last one and takes this many network calls (diffuser). 0: off.
+        guidance: How much plans are pushed up the run's scorer while they are drawn (diffuser). 0: not.
         seed: Seed of starts and plans.
         domain: Where to judge a run that was trained on a file.
         device: cpu, or cuda where there is one.
@@ -204,7 +215,19 @@ def eval_command(
     from kdp.judge import judge
 
     _check_device(device)
-    judge(run, episodes, candidates, executor, chunk, seed, domain, device, Console())
+    judge(
+        run,
+        episodes,
+        candidates,
+        executor,
+        chunk,
+        seed,
+        domain,
+        device,
+        Console(),
+        warm=warm,
+        guidance=guidance,
+    )
 
 
 @app.command(name="plan")
@@ -236,13 +259,14 @@ def plan_command(
 
 
 @bench.command(name="fields")
-def bench_fields(
+def fields_command(
     quick: bool = False,
     tasks: str = "maze2d-umaze,toy,toy-three",
     variants: str = "all",
     seeds: int = 1,
     jobs: int = 1,
     device: Device = "cpu",
+    runs: Path = Path("runs/bench-fields"),
     results: Path = Path("results/fields.jsonl"),
 ) -> None:
     """The study behind the default field: one change at a time, on the toys and U-maze; rows go to results/.
@@ -256,65 +280,238 @@ def bench_fields(
         seeds: Runs of each variant on each task.
         jobs: Processes side by side.
         device: cpu, or cuda where there is one.
+        runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
     """
     from kdp.bench.fields import TASKS, VARIANTS, study
 
-    _check_device(device)
-    chosen = list(VARIANTS) if variants == "all" else variants.split(",")
-    _check_names("task", tasks.split(","), TASKS)
-    _check_names("variant", chosen, VARIANTS)
-    study(quick, device, seeds, tasks.split(","), chosen, jobs, results, Console())
+    _check_study(seeds, jobs, device)
+    chosen = _names("variant", ",".join(VARIANTS) if variants == "all" else variants, VARIANTS)
+    study(quick, device, seeds, _names("task", tasks, TASKS), chosen, jobs, runs, results, Console())
 
 
 @bench.command(name="maze2d")
 def maze2d_command(
     tasks: str = "maze2d-umaze,maze2d-medium,maze2d-large",
     methods: str = "kdp,diffuser,bc",
+    executors: str = "track,inverse,action",
     seeds: int = 3,
+    jobs: int = 1,
     minutes: float | None = None,
     quick: bool = False,
     device: Device = "cpu",
     runs: Path = Path("runs/bench-maze2d"),
+    pictures: Path | None = None,
     results: Path = Path("results/maze2d.jsonl"),
 ) -> None:
-    """Train every method on every maze and judge it with every executor; rows go to results/.
+    """Train every method on every maze and judge it under every protocol; rows go to results/.
 
-    Example: kdp bench maze2d --quick --tasks maze2d-umaze
+    Examples: kdp bench maze2d --quick --tasks maze2d-umaze
+    / kdp bench maze2d --jobs 14 --device cuda --pictures docs/results
 
     Args:
         tasks: Mazes, separated by commas.
         methods: Methods, separated by commas.
+        executors: Executors to judge with, separated by commas.
         seeds: Runs of each.
+        jobs: Processes side by side.
         minutes: Training time of each; the domain's own number of steps unless given.
+        quick: A few steps and episodes of everything, to see that it runs.
+        device: cpu, or cuda where there is one.
+        runs: Folder for the runs; a study that was stopped goes on from there.
+        pictures: Folder for a picture of each method's plans in each maze.
+        results: File to append to.
+    """
+    from kdp.bench.maze2d import EXECUTORS, PROTOCOLS, TASKS, bench_maze2d
+
+    _check_study(seeds, jobs, device)
+    bench_maze2d(
+        _names("task", tasks, TASKS),
+        _names("method", methods, PROTOCOLS),
+        _names("executor", executors, EXECUTORS),
+        seeds,
+        jobs,
+        minutes,
+        quick,
+        device,
+        runs,
+        pictures,
+        results,
+        Console(stderr=True),
+    )
+
+
+@bench.command(name="ablations")
+def ablations_command(
+    tasks: str = "maze2d-umaze",
+    fields: str = "joint,keyed",
+    variants: str = "all",
+    seeds: int = 3,
+    jobs: int = 1,
+    steps: int | None = None,
+    quick: bool = False,
+    device: Device = "cpu",
+    runs: Path = Path("runs/bench-ablations"),
+    results: Path = Path("results/ablations.jsonl"),
+) -> None:
+    """The paper's ablations of the objective, for our field and for the published one; rows go to results/.
+
+    Examples: kdp bench ablations --quick --variants "full,no keying"
+    / kdp bench ablations --jobs 14 --device cuda
+
+    Args:
+        tasks: Mazes, separated by commas.
+        fields: joint, keyed or both.
+        variants: Names of variants, separated by commas.
+        seeds: Runs of each.
+        jobs: Processes side by side.
+        steps: Training steps; the domain's own unless given.
         quick: A few steps and episodes of everything, to see that it runs.
         device: cpu, or cuda where there is one.
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
     """
-    from kdp.bench.maze2d import METHODS, TASKS, bench_maze2d
+    from kdp.bench.ablations import BASES, VARIANTS, bench_ablations
+    from kdp.bench.maze2d import TASKS
 
-    _check_device(device)
-    _check_names("task", tasks.split(","), TASKS)
-    _check_names("method", methods.split(","), METHODS)
-    bench_maze2d(
-        tasks.split(","), methods.split(","), seeds, minutes, quick, device, runs, results, Console(stderr=True)
-    )
+    _check_study(seeds, jobs, device)
+    chosen = _names("variant", ",".join(VARIANTS) if variants == "all" else variants, VARIANTS)
+    bases = _names("field", fields, BASES)
+    console = Console(stderr=True)
+    mazes = _names("task", tasks, TASKS)
+    bench_ablations(mazes, bases, chosen, seeds, jobs, steps, quick, device, runs, results, console)
+
+
+@bench.command(name="candidates")
+def candidates_command(
+    run: tyro.conf.Positional[tuple[Path, ...]] = (),
+    tasks: str = "maze2d-umaze",
+    methods: str = "kdp,diffuser",
+    values: str = "1,4,16,64,256",
+    seeds: int = 3,
+    jobs: int = 1,
+    quick: bool = False,
+    device: Device = "cpu",
+    runs: Path = Path("runs/bench-maze2d"),
+    results: Path = Path("results/scaling.jsonl"),
+) -> None:
+    """Score and latency by K, the number of candidates; rows go to results/.
+
+    Examples: kdp bench candidates runs/maze2d-umaze
+    / kdp bench candidates --tasks maze2d-large --methods kdp,diffuser --jobs 14 --device cuda
+
+    Args:
+        run: Run folders. Without any: the runs of `kdp bench maze2d`, trained first where they are not.
+        tasks: Mazes, separated by commas, where no run is given.
+        methods: Methods, separated by commas, where no run is given.
+        values: The numbers of candidates, separated by commas.
+        seeds: Runs of each, where no run is given.
+        jobs: Processes side by side.
+        quick: A few steps and episodes of everything, to see that it runs.
+        device: cpu, or cuda where there is one.
+        runs: Folder of the runs of `kdp bench maze2d`.
+        results: File to append to.
+    """
+    from kdp.bench.maze2d import PROTOCOLS, TASKS, maze_runs
+    from kdp.bench.scaling import bench_candidates, given_runs
+
+    _check_study(seeds, jobs, device)
+    mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
+    trainings = given_runs(list(run), device) or maze_runs(mazes, named, seeds, None, quick, device, runs)
+    bench_candidates(trainings, _counts("values", values), quick, jobs, results, Console(stderr=True))
+
+
+@bench.command(name="horizon")
+def horizon_command(
+    tasks: str = "maze2d-umaze",
+    methods: str = "kdp",
+    values: str = "96,128,192,256,384",
+    seeds: int = 3,
+    jobs: int = 1,
+    quick: bool = False,
+    device: Device = "cpu",
+    runs: Path = Path("runs/bench-horizon"),
+    results: Path = Path("results/scaling.jsonl"),
+) -> None:
+    """Score and latency by the length of the plan, a run for each; rows go to results/.
+
+    Example: kdp bench horizon --methods kdp,diffuser --jobs 14 --device cuda
+
+    Args:
+        tasks: Mazes, separated by commas.
+        methods: Methods, separated by commas.
+        values: Horizons in steps, separated by commas; multiples of the domain's stride.
+        seeds: Runs of each.
+        jobs: Processes side by side.
+        quick: A few steps and episodes of everything, to see that it runs.
+        device: cpu, or cuda where there is one.
+        runs: Folder for the runs; a study that was stopped goes on from there.
+        results: File to append to.
+    """
+    from kdp.bench.maze2d import PROTOCOLS, TASKS
+    from kdp.bench.scaling import bench_horizon
+
+    _check_study(seeds, jobs, device)
+    mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
+    horizons = _counts("values", values)
+    bench_horizon(mazes, named, horizons, seeds, quick, jobs, device, runs, results, Console(stderr=True))
+
+
+@bench.command(name="curves")
+def curves_command(
+    tasks: str = "maze2d-umaze,maze2d-medium,maze2d-large",
+    methods: str = "kdp,diffuser",
+    seeds: int = 1,
+    steps: int | None = None,
+    points: int = 8,
+    jobs: int = 1,
+    quick: bool = False,
+    device: Device = "cpu",
+    runs: Path = Path("runs/bench-curves"),
+    results: Path = Path("results/curves.jsonl"),
+) -> None:
+    """The score over training time: each run is stopped, judged and resumed; rows go to results/.
+
+    Example: kdp bench curves --tasks maze2d-umaze --device cuda
+
+    Args:
+        tasks: Mazes, separated by commas.
+        methods: Methods, separated by commas.
+        seeds: Runs of each.
+        steps: Training steps; the domain's own unless given.
+        points: Stops, each a constant factor after the last; the first at 1/64 of the training.
+        jobs: Processes side by side; runs that share a device slow each other down, and the rows say so.
+        quick: A few steps and episodes of everything, to see that it runs.
+        device: cpu, or cuda where there is one.
+        runs: Folder for the runs; a study that was stopped goes on from there.
+        results: File to append to.
+    """
+    from kdp.bench.curves import bench_curves
+    from kdp.bench.maze2d import PROTOCOLS, TASKS
+
+    _check_study(seeds, jobs, device)
+    if points < 2:
+        raise UserError(f"points must be 2 or more, the last one the end of the training; got {points}.")
+    mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
+    bench_curves(mazes, named, seeds, steps, points, quick, jobs, device, runs, results, Console(stderr=True))
 
 
 @app.command(name="table")
-def table_command(results: Path = Path("results"), docs: Path = Path("docs/results")) -> None:
+def table_command(
+    results: Path = Path("results"), docs: Path = Path("docs/results"), readme: Path = Path("README.md")
+) -> None:
     """Turn results into pages of tables.
 
     Example: kdp table
 
     Args:
         results: Folder of .jsonl files, as the studies write them.
-        docs: Folder for the pages.
+        docs: Folder for the pages and pictures.
+        readme: File whose Maze2D table is renewed, where it has the markers for one.
     """
     from kdp.bench.tables import write_tables
 
-    for page in write_tables(results, docs):
+    for page in write_tables(results, docs, readme):
         Console().print(f"wrote {page}")
 
 
@@ -349,10 +546,30 @@ def _report(outcome: Outcome, folder: Path) -> int:
     return 130 if outcome.interrupted else 0
 
 
-def _check_names(kind: str, names: list[str], known: Iterable[str]) -> None:
+def _names(kind: str, text: str, known: Iterable[str]) -> list[str]:
+    """Names separated by commas, each one of a study's own, each once."""
+    names = list(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in known:
             raise UserError(f"{name!r} is not a {kind} of this study. {did_you_mean(name, known)}")
+    return names
+
+
+def _counts(name: str, text: str) -> list[int]:
+    """Whole numbers of 1 or more, separated by commas, each once."""
+    try:
+        counts = list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise UserError(f"{name} must be whole numbers of 1 or more, separated by commas; got {text!r}.")
+    return counts
+
+
+def _check_study(seeds: int, jobs: int, device: str) -> None:
+    if seeds < 1 or jobs < 1:
+        raise UserError(f"seeds and jobs must be 1 or more; got {seeds=} {jobs=}.")
+    _check_device(device)
 
 
 def _check_device(device: str) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kdp.datasets import open_file
 from kdp.domains import DOMAINS
+from kdp.domains.maze2d import UMAZE
 from kdp.errors import UserError
 from kdp.judge import EVAL, PICTURE, judge
 from kdp.runs import CONFIG, INVERSE, RunConfig, start_run
 from kdp.train import METRICS, MODEL, TRAINING
 
 DATA_STEPS = 300_000
-DATA = "demo-data.hdf5"
+DATA = "demo-data"
 OURS = {DATA, CONFIG, MODEL, INVERSE, TRAINING, METRICS, EVAL, PICTURE, "tensorboard"}
 
 
@@ -34,9 +34,8 @@ def run_demo(folder: Path, minutes: float, seed: int, episodes: int, console: Co
     if found:
         shutil.rmtree(folder)
     domain = DOMAINS["maze2d-umaze"]
-    assert domain.make is not None
-    file = domain.make(DATA_STEPS, seed, folder / DATA)
-    domain = replace(domain, episodes=lambda: open_file(file))
+    data = UMAZE.make(DATA_STEPS, seed, folder / DATA)
+    domain = replace(domain, episodes=lambda: UMAZE.read(data))
     outcome = start_run(config, folder, console=console, domain=domain)
     if outcome.interrupted:
         raise KeyboardInterrupt

@@ -30,7 +30,7 @@ class DriftConfig:
     weights from keys alone. window: the paper's ablation without keying."""
     temperatures: tuple[float, ...] = ()
     """Kernel temperatures to average over; a single one is an ablation. Default: the field's own."""
-    samples: int = 8
+    samples: int = 4
     """G: generated windows per condition (joint)."""
     positives: int = 16
     """P: data windows per condition, its own and its nearest in key space (joint)."""
@@ -39,6 +39,8 @@ class DriftConfig:
     tilt: float | None = None
     """A positive that reaches the goal this many steps sooner attracts e times as much (joint, goal problems); 0: off.
     Default: the domain's own."""
+    keying: bool = True
+    """Ablation when off: positives are drawn at random, not by their keys (joint)."""
     self_negatives: bool = False
     """Ablation: a window repels itself too."""
     repulsion: bool = True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,36 @@ def replacing(path: str | Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """The same for a folder: the old one is moved aside first, and comes back if the new one cannot take its place."""
+    temporary, old = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("tmp", "old.tmp"))
+    new_parent = not path.parent.exists()
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if path.exists():
+            os.replace(path, old)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"cannot write {path} ({reason(error)}). Try another folder or disk.") from error
+    finally:
+        if old.exists() and not path.exists():
+            os.replace(old, path)
+        for leftover in (temporary, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if new_parent and not path.exists():
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+
+
+def check_room(folder: Path, size: int) -> None:
+    """An OSError unless `size` bytes can be written: HDF5 itself crashes on a full disk."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(-(-size // 2**20)):
+            file.write(bytes(2**20))
 
 
 def reason(error: BaseException) -> str:

@@ -1,9 +1,12 @@
 """A small inverse-dynamics model: from where we are and where the plan wants us a few steps later, to the action.
 
-It is the `inverse` executor of domains without a tracking law of their own, fitted to the dataset when training ends.
+It is fitted to the dataset before training begins, and serves twice: as the `inverse` executor, which needs no law
+of a domain's own, and to relabel the dataset's actions, so that a plan's own actions mean what its states say.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +19,20 @@ STEPS, BATCH, WIDTH, RATE = 2000, 1024, 128, 2e-3
 
 
 class InverseModel(nn.Module):
-    """state, target (N,d_s) in the dataset's units, the target `gap` steps ahead -> actions (N,d_a)."""
+    """state, target (N,d_s) in the dataset's units, the target `gap` steps ahead -> actions (N,d_a).
 
-    def __init__(self, normalizer: Normalizer, gap: int):
+    It is used with targets `ahead` steps ahead. More than the gap hurries: what took the data `ahead` steps is tried in
+    `gap`, as a tracking law does that looks ahead. Demonstrators with noise on their actions dawdle.
+    """
+
+    def __init__(self, normalizer: Normalizer, gap: int, ahead: int | None = None):
         super().__init__()
-        self.normalizer, self.gap = normalizer, gap
+        self.normalizer, self.gap, self.ahead = normalizer, gap, gap if ahead is None else ahead
         state_dim, action_dim = len(normalizer.state_mean), len(normalizer.action_mean)
+        self.low: Tensor
+        self.high: Tensor
+        self.register_buffer("low", torch.full((action_dim,), -torch.inf))  # of the data's actions
+        self.register_buffer("high", torch.full((action_dim,), torch.inf))
         self.layers = nn.Sequential(
             nn.Linear(2 * state_dim, WIDTH),
             nn.SiLU(),
@@ -35,12 +46,19 @@ class InverseModel(nn.Module):
         action = self.layers(torch.cat([here, there - here], -1))
         return action * self.normalizer.action_std + self.normalizer.action_mean
 
+    @torch.no_grad()
+    def within(self, state: Tensor, target: Tensor) -> Tensor:
+        """The same, kept within the range of the data's actions."""
+        return self(state, target).clamp(self.low, self.high)
 
-def fit_inverse(episodes: Episodes, normalizer: Normalizer, gap: int, seed: int, steps: int = STEPS) -> InverseModel:
+
+def fit_inverse(
+    episodes: Episodes, normalizer: Normalizer, gap: int, seed: int, steps: int = STEPS, ahead: int | None = None
+) -> InverseModel:
     """Regression of actions on pairs of states `gap` steps apart, within one episode; the same seed, the same model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = InverseModel(normalizer, gap).to(episodes.steps.device)
+        model = InverseModel(normalizer, gap, ahead).to(episodes.steps.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     for step in range(steps):
@@ -52,4 +70,17 @@ def fit_inverse(episodes: Episodes, normalizer: Normalizer, gap: int, seed: int,
         loss.backward()
         optimizer.step()
         schedule.step()
+    model.low, model.high = episodes.actions.amin(0), episodes.actions.amax(0)
     return model.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def relabelled(episodes: Episodes, model: InverseModel, block: int = 1 << 18) -> Episodes:
+    """The same episodes with the actions that lead, on average, from each state toward the one `ahead` steps later: the
+    noise on the data's actions is gone."""
+    steps = episodes.steps.clone()
+    for lo in range(0, len(steps), block):
+        first = torch.arange(lo, min(lo + block, len(steps)), device=steps.device)
+        later = (first + model.ahead).minimum(episodes.last_of(first))
+        steps[first, episodes.state_dim :] = model.within(episodes.observations[first], episodes.observations[later])
+    return replace(episodes, steps=steps)

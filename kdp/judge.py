@@ -34,6 +34,9 @@ def judge(
     domain_name: str | None,
     device: str,
     console: Console,
+    *,
+    warm: int = 0,
+    guidance: float = 0.0,
 ) -> dict[str, Any]:
     """Closed-loop evaluation of a run: prints a table, writes eval.json and a picture, returns what it wrote."""
     about = read_config(run)
@@ -41,6 +44,8 @@ def judge(
     planner = load(run, device)
     if domain_name not in (None, about["domain"]):
         _fits(planner, domain, run)
+    if guidance:
+        planner = planner.guided(weight=guidance)
     executor = executor or ("track" if planner.tracker else "action")
     result, played = evaluate(
         planner,
@@ -50,9 +55,11 @@ def judge(
         executor=executor,
         chunk=chunk,
         seed=seed,
+        warm=warm,
         console=console,
     )
     result |= {
+        "guidance": guidance,
         "domain": domain.name,
         "dataset": about["data"]["name"],
         "method": about["config"]["method"],
@@ -148,6 +155,9 @@ def _table(result: dict[str, Any]) -> Table:
     field = f", {result['field']} field" if result["field"] else ""
     table = Table("measure", "value", title=f"{result['domain']}: {result['method']}{field}")
     error = "" if result["score_sem"] is None else f" ± {result['score_sem']:.1f}"
+    pace = f"planning every {result['chunk']} steps" if result["chunk"] else "one plan, open loop"
+    pace += ", each from the last" if result["warm"] else ""
+    first = f" ({result['nfe_first']} the first time)" if result["warm"] else ""
     rows = {
         "score": "-" if result["score"] is None else f"{result['score']:.1f}{error}",
         "success": f"{100 * result['success']:.0f}%",
@@ -155,8 +165,9 @@ def _table(result: dict[str, Any]) -> Table:
         "return": f"{result['return_mean']:.1f}",
         "episodes": str(result["episodes"]),
         "candidates": str(result["candidates"]),
-        "executor": f"{result['executor']}, planning every {result['chunk']} steps",
-        "network calls per plan": str(result["nfe"]),
+        "executor": f"{result['executor']}, {pace}",
+        "network calls per plan": f"{result['nfe']}{first}",
+        "guidance": f"{result['guidance']:g}" if result["guidance"] else "none",
         "time per plan (median)": f"{result['plan_ms_p50']:.2f} ms",
         "data": result["dataset"],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,26 +13,51 @@ from torch.nn import functional
 from kdp.errors import UserError
 
 
+class Sizes(NamedTuple):
+    """A network's sizes, all of them known."""
+
+    width: int = 256
+    blocks: int = 3
+    channels: int = 32
+    noise: int = 16
+    bands: int = 0
+
+
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The generator, or the denoiser."""
+    """The generator, or the denoiser. Default of each size: the domain's own."""
 
     kind: Literal["mlp", "unet"] | None = None
     """mlp: residual MLP, fast. unet: temporal U-Net. Default: the method's own, unet for diffuser, else mlp."""
-    width: int = 256
-    """Width of the MLP, or channels of the U-Net's first level times 8 (then a multiple of 32)."""
-    blocks: int = 3
+    width: int | None = None
+    """Width of the residual stream (mlp)."""
+    blocks: int | None = None
     """Residual blocks (mlp)."""
-    noise: int = 16
+    channels: int | None = None
+    """Channels of the first level, a multiple of 4 (unet)."""
+    noise: int | None = None
     """Coordinates of the noise z (kdp)."""
+    bands: int | None = None
+    """Sines and cosines of each coordinate of the condition, at this many frequencies, each twice the last: plans may
+    then change sharply with the condition, as they do at a wall. 0: none."""
 
-    @property
-    def channels(self) -> int:
-        """Of the U-Net's first level."""
-        if self.width < 32 or self.width % 32:
-            fixed = max(self.width // 32, 1) * 32
-            raise UserError(f"network.width must be a multiple of 32 for a U-Net; got {self.width}. Try {fixed}.")
-        return self.width // 8
+    def sizes(self, default: Sizes | None = None) -> Sizes:
+        """What was chosen, and the default for the rest."""
+        chosen = {name: getattr(self, name) for name in Sizes._fields if getattr(self, name) is not None}
+        return (default or Sizes())._replace(**chosen)
+
+
+class Bands(nn.Module):
+    """x (...,C) -> (...,C*(1+2*count)): x, and its sines and cosines at frequencies 1, 2, 4, ..."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.frequencies: Tensor
+        self.register_buffer("frequencies", 2.0 ** torch.arange(count), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        angle = (x[..., None] * self.frequencies).flatten(-2)
+        return torch.cat([x, angle.sin(), angle.cos()], -1)
 
 
 class ResidualMLP(nn.Module):
@@ -42,10 +67,11 @@ class ResidualMLP(nn.Module):
     all candidates of a plan: noise (B,K,Z) and condition (B,1,C) broadcast.
     """
 
-    def __init__(self, noise: int, condition: int, out: int, width: int = 256, blocks: int = 3):
+    def __init__(self, noise: int, condition: int, out: int, width: int = 256, blocks: int = 3, bands: int = 0):
         super().__init__()
         self.from_noise = nn.Linear(noise, width)
-        self.from_condition = nn.Sequential(nn.Linear(condition, width), nn.SiLU(), nn.Linear(width, width))
+        told = condition * (1 + 2 * bands)
+        self.from_condition = nn.Sequential(Bands(bands), nn.Linear(told, width), nn.SiLU(), nn.Linear(width, width))
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
             for _ in range(blocks)
@@ -145,13 +171,18 @@ class TemporalUNet(nn.Module):
         width: int,
         channels: int = 32,
         multipliers: tuple[int, ...] = (1, 2, 4),
+        bands: int = 0,
     ):
         super().__init__()
         embedding = 4 * channels
         self.shape = (tokens, channels)
         self.from_noise = nn.Linear(noise, tokens * channels)
         self.from_condition = nn.Sequential(
-            nn.Linear(condition, embedding), nn.Mish(), nn.Linear(embedding, embedding), nn.Mish()
+            Bands(bands),
+            nn.Linear(condition * (1 + 2 * bands), embedding),
+            nn.Mish(),
+            nn.Linear(embedding, embedding),
+            nn.Mish(),
         )
         self.unet = UNetBackbone(channels, width, embedding, channels, multipliers)
 
@@ -206,6 +237,7 @@ class Critic(nn.Module):
 
 def build_generator(config: NetworkConfig, inputs: int, condition: int, tokens: int, width: int) -> nn.Module:
     """A network (...,inputs), (...,condition) -> (..., tokens * width), as configured: an MLP unless it says unet."""
+    size = config.sizes()
     if config.kind == "unet":
-        return TemporalUNet(inputs, condition, tokens, width, config.channels)
-    return ResidualMLP(inputs, condition, tokens * width, config.width, config.blocks)
+        return TemporalUNet(inputs, condition, tokens, width, size.channels, bands=size.bands)
+    return ResidualMLP(inputs, condition, tokens * width, size.width, size.blocks, size.bands)

@@ -32,6 +32,9 @@ class Normalizer:
         """A goal is a few state coordinates, and is standardised as they are."""
         return (g - self.state_mean[list(dims)]) / self.state_std[list(dims)]
 
+    def ungoal(self, g: Tensor, dims: tuple[int, ...]) -> Tensor:
+        return g * self.state_std[list(dims)] + self.state_mean[list(dims)]
+
     def tokens(self, x: Tensor) -> Tensor:
         """x (...,D) in the dataset's units -> standardised."""
         mean, std = self._token_moments(x.shape[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACCENT, CANDIDATE, GOAL, INK, WALL = "#d6336c", "#868e96", "#f59f00", "#212529", "#343a40"
+COLOURS = (ACCENT, "#1c7ed6", "#2b8a3e", GOAL, "#7048e8", CANDIDATE)
 
 Panel = tuple[str, ArrayLike, ArrayLike, int]
 """Title, driven states (T,d), candidates (K,L,d) of the first plan, index of the chosen one."""
+Line = tuple[float, float, float, float]
+"""A point of a scaling curve: what is varied, the score, its standard error, the milliseconds of a decision."""
 
 
 def draw_plan(
@@ -84,6 +87,38 @@ def draw_rollouts(
     bar.set_label("driven, step", color=INK)
     bar.outline.set_visible(False)
     _legend(figure, grid.flat[0])
+    return _save(figure, path)
+
+
+def draw_scaling(path: str | Path, lines: dict[str, dict[str, list[Line]]]) -> Path:
+    """axis -> name -> points in order -> a PNG at `path`: a column for each axis, scores above latencies."""
+    figure = _figure(4.6 * len(lines), 5.2)
+    grid = figure.subplots(2, len(lines), squeeze=False, sharex="col")
+    names = list(dict.fromkeys(name for named in lines.values() for name in named))
+    times = [point[3] for named in lines.values() for points in named.values() for point in points]
+    decades = 10 ** np.floor(np.log10(min(times))), 10 ** (np.floor(np.log10(max(times))) + 1)
+    for (above, below), (axis, named) in zip(grid.T, lines.items(), strict=True):
+        for name, points in named.items():
+            value, score, error, ms = np.array(points).T
+            colour = COLOURS[names.index(name) % len(COLOURS)]
+            above.errorbar(value, score, error, color=colour, marker="o", markersize=4, capsize=2, label=name)
+            below.plot(value, ms, color=colour, marker="o", markersize=4)
+        ticks = sorted({point[0] for points in named.values() for point in points})
+        below.set_xscale("log", base=2)
+        below.set_yscale("log")
+        below.set_ylim(decades)
+        below.yaxis.set_major_formatter("{x:g}")
+        below.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        below.minorticks_off()
+        below.set_xlabel(axis, color=INK)
+        above.set_ylabel("score", color=INK)
+        below.set_ylabel("ms a decision", color=INK)
+        for axes in (above, below):
+            axes.tick_params(labelsize=8, colors="#495057", length=2)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.spines[["left", "bottom"]].set_color("#adb5bd")
+            axes.grid(color="#f1f3f5")
+    _legend(figure, *grid[0])
     return _save(figure, path)
 
 
@@ -204,10 +239,12 @@ def _line(axes: Axes, x: np.ndarray, y: np.ndarray, *, chosen: bool) -> None:
     )
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
+def _legend(figure: Figure, *grid: Axes) -> None:
     """One legend below the whole figure, each name once."""
-    handles, names = axes.get_legend_handles_labels()
-    once = dict(zip(names, handles, strict=True))
+    once: dict[str, Any] = {}
+    for axes in grid:
+        handles, names = axes.get_legend_handles_labels()
+        once |= dict(zip(names, handles, strict=True))
     figure.legend(
         once.values(),
         once.keys(),

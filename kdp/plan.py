@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from kdp.normalize import Normalizer
 from kdp.score import Scorer
 
 Sample = Callable[[Condition, int, torch.Generator], Tensor]
+Refine = Callable[[Tensor, Condition, torch.Generator, int], Tensor]  # earlier windows, ..., network calls -> windows
 Executor = Literal["action", "track", "inverse"]
 
 
@@ -79,6 +82,12 @@ class Tracker:
         force = self.kp * error[:, list(self.position)] + self.kd * error[:, list(self.velocity)]
         return force.clamp(self.low, self.high)
 
+    def at_rest(self, target: Tensor) -> Tensor:
+        """The same place without a velocity: where a plan ends, its last state is held."""
+        target = target.clone()
+        target[:, list(self.velocity)] = 0
+        return target
+
 
 @dataclass(frozen=True)
 class Planner:
@@ -93,6 +102,7 @@ class Planner:
     inverse: InverseModel | None = None
     device: torch.device = torch.device("cpu")
     nfe: int = 1  # network calls one after the other in a plan
+    refine: Refine | None = None  # methods that denoise: an earlier plan made new; it and `sample` then take a `guide`
 
     @property
     def state_dim(self) -> int:
@@ -104,13 +114,26 @@ class Planner:
 
     @torch.inference_mode()
     def plan_batch(
-        self, observations: Tensor, goals: Tensor | None, candidates: int, generator: torch.Generator
+        self,
+        observations: Tensor,
+        goals: Tensor | None,
+        candidates: int,
+        generator: torch.Generator,
+        earlier: Tensor | None = None,
+        warm: int = 0,
     ) -> Plans:
-        """observations (N,d_s), goals (N,d_g) in the dataset's units -> N plans (Alg. 2)."""
+        """observations (N,d_s), goals (N,d_g) in the dataset's units -> N plans (Alg. 2).
+
+        With `earlier` windows (N,K,L,D) nothing is drawn anew: they are refined, in `warm` network calls.
+        """
         condition = Condition(self.normalizer.state(observations))
         if goals is not None:
             condition = Condition(condition.state, self.normalizer.goal(goals, self.goal_dims))
-        windows = self.normalizer.untokens(self.sample(condition, candidates, generator))  # l. 1-2
+        if earlier is None or self.refine is None:  # l. 1-2
+            windows = self.sample(condition, candidates, generator)
+        else:
+            windows = self.refine(self.normalizer.tokens(earlier), condition, generator, warm)
+        windows = self.normalizer.untokens(windows)
         if self.scorer is None:  # l. 5-6
             scores = torch.zeros(windows.shape[:2], device=windows.device)
         else:  # l. 3-4
@@ -127,6 +150,38 @@ class Planner:
         plans = self.plan_batch(observations, goals, candidates, torch.Generator().manual_seed(seed))
         windows, scores, chosen = (t[0].cpu().numpy() for t in plans)
         return Plan(windows, scores, int(chosen), self.state_dim, self.action_dim, time.perf_counter() - begin)
+
+    def guided(self, objective: Scorer | None = None, weight: float = 1.0) -> Planner:
+        """The same, with plans drawn from p(x) exp(weight J(x)), to first order, in place of p(x).
+
+        J is a scorer (windows and goals in the dataset's units), the run's own unless given. Weight 0: no guide.
+        """
+        if self.refine is None:
+            raise UserError(
+                "guidance needs a method that denoises step by step (diffuser); this run's plans come in one call. "
+                "Leave guidance at 0 and give a scorer more candidates."
+            )
+        J = objective or self.scorer
+        if J is None:
+            raise UserError(
+                "guidance moves plans up the run's scorer, and this run has none. Leave guidance at 0, or give a "
+                "function of your own in Python: planner.guided(J, weight)."
+            )
+        if not (weight >= 0 and math.isfinite(weight)):
+            raise UserError(f"the weight of guidance must be 0 (off) or more, and finite; got {weight}.")
+
+        def guide(x: Tensor, condition: Condition) -> Tensor:
+            goals = None if condition.goal is None else self.normalizer.ungoal(condition.goal, self.goal_dims)
+            value = J(self.normalizer.untokens(x), goals)
+            if value.shape != x.shape[:2] or not value.requires_grad:
+                raise UserError(
+                    f"a guide must give one number a window, of shape {tuple(x.shape[:2])}, by torch operations that "
+                    f"have a gradient; got shape {tuple(value.shape)}, {value.requires_grad=}."
+                )
+            return weight * value
+
+        chosen: dict[str, Any] = {"guide": guide if weight else None}
+        return replace(self, sample=partial(self.sample, **chosen), refine=partial(self.refine, **chosen))
 
     def _goal(self, goal) -> Tensor | None:
         if not self.goal_dims:
@@ -147,10 +202,21 @@ class Planner:
 
 
 class Controller:
-    """Closes the loop for N environments: replans every `chunk` steps and executes the plan in between."""
+    """Closes the loop for N environments: replans every `chunk` steps and executes the plan in between.
+
+    Chunk 0 plans once, open loop. Beyond a plan's end its last state is held (track: without its velocity) or, by the
+    action executor, its last action repeated. With `warm`, every plan but the first is the last one's candidates,
+    moved on in time and refined in that many network calls.
+    """
 
     def __init__(
-        self, planner: Planner, candidates: int = 16, executor: Executor = "action", chunk: int = 1, seed: int = 0
+        self,
+        planner: Planner,
+        candidates: int = 16,
+        executor: Executor = "action",
+        chunk: int = 1,
+        seed: int = 0,
+        warm: int = 0,
     ):
         if executor not in get_args(Executor):
             raise UserError(f"executor must be one of {', '.join(get_args(Executor))}; got {executor!r}.")
@@ -158,9 +224,21 @@ class Controller:
             raise UserError("the track executor needs a domain with a tracking law; this run has none. Use action.")
         if executor == "inverse" and planner.inverse is None:
             raise UserError("the inverse executor is fitted when training ends; this run has not ended. Resume it.")
-        if candidates < 1 or chunk < 1:
-            raise UserError(f"candidates and chunk must be 1 or more; got {candidates=} {chunk=}.")
+        if candidates < 1 or chunk < 0:
+            raise UserError(
+                f"candidates must be 1 or more, and chunk too, or 0 to plan only once; got {candidates=} {chunk=}."
+            )
+        if warm and planner.refine is None:
+            raise UserError(
+                "a warm start needs a method that denoises step by step (diffuser); this run's plans come in one "
+                f"call. Leave warm at 0; got {warm}."
+            )
+        if not 0 <= warm <= planner.nfe:
+            raise UserError(f"warm must be 0 (off) to {planner.nfe}, the network calls of a whole plan; got {warm}.")
+        if warm and chunk == 0:
+            raise UserError(f"with chunk=0 there is no second plan to start warm; got {warm=}. Leave one of them out.")
         self.planner, self.candidates, self.executor, self.chunk = planner, candidates, executor, chunk
+        self.warm = warm
         self.random = torch.Generator().manual_seed(seed)
         self.plans: Plans | None = None
         self.age = 0
@@ -169,15 +247,21 @@ class Controller:
         """observations (N,d_s), goals (N,d_g) -> actions (N,d_a)."""
         planner = self.planner
         state = torch.as_tensor(observations, dtype=torch.float32, device=planner.device)
-        if self.plans is None or self.age >= self.chunk:
+        if self.plans is None or 0 < self.chunk <= self.age:
             goal = None if goals is None else torch.as_tensor(goals, dtype=torch.float32, device=planner.device)
-            self.plans, self.age = planner.plan_batch(state, goal, self.candidates, self.random), 0
+            earlier = None
+            if self.warm and self.plans is not None:
+                earlier = moved_on(self.plans.candidates, self.age, planner.stride, planner.state_dim)
+            self.plans = planner.plan_batch(state, goal, self.candidates, self.random, earlier, self.warm)
+            self.age = 0
         window = self.plans.best
         states = window[..., : planner.state_dim]
         if self.executor == "track" and planner.tracker is not None:
-            action = planner.tracker(state_at(states, (self.age + planner.tracker.lookahead) / planner.stride), state)
+            ahead = (self.age + planner.tracker.lookahead) / planner.stride
+            target = state_at(states, ahead)
+            action = planner.tracker(planner.tracker.at_rest(target) if ahead > states.shape[1] - 1 else target, state)
         elif self.executor == "inverse" and planner.inverse is not None:
-            action = planner.inverse(state, state_at(states, (self.age + planner.inverse.gap) / planner.stride))
+            action = planner.inverse(state, state_at(states, (self.age + planner.inverse.ahead) / planner.stride))
         else:
             actions = window[..., planner.state_dim :].reshape(len(window), -1, planner.action_dim)
             action = actions[:, min(self.age, actions.shape[1] - 1)]
@@ -190,3 +274,19 @@ def state_at(states: Tensor, token: float) -> Tensor:
     low = min(int(token), states.shape[1] - 1)
     high = min(low + 1, states.shape[1] - 1)
     return torch.lerp(states[:, low], states[:, high], token - int(token))
+
+
+def moved_on(windows: Tensor, steps: int, stride: int, state_dim: int) -> Tensor:
+    """windows (...,L,D) -> the same as they look `steps` later, with the last state and action repeated at the end.
+
+    Actions move by whole steps; states, one a token, along straight lines between tokens.
+    """
+    tokens = windows.shape[-2]
+    states, actions = windows[..., :state_dim], windows[..., state_dim:]
+    at = (torch.arange(tokens, device=windows.device) + steps / stride).clamp(max=tokens - 1)
+    low = at.long()
+    high = (low + 1).clamp(max=tokens - 1)
+    states = torch.lerp(states[..., low, :], states[..., high, :], (at - low)[:, None])
+    each = actions.unflatten(-1, (stride, -1)).flatten(-3, -2)  # (...,H,d_a), one a step
+    step = (torch.arange(each.shape[-2], device=windows.device) + steps).clamp(max=each.shape[-2] - 1)
+    return torch.cat([states, each[..., step, :].reshape(actions.shape)], -1)

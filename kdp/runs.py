@@ -6,7 +6,7 @@ import hashlib
 import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -16,7 +16,7 @@ from kdp.domains import DOMAINS, Domain, find_domain
 from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
 from kdp.inverse import STEPS as INVERSE_STEPS
-from kdp.inverse import InverseModel, fit_inverse
+from kdp.inverse import InverseModel, fit_inverse, relabelled
 from kdp.keys import Clamp
 from kdp.methods import METHODS
 from kdp.methods.diffuser import DiffusionConfig
@@ -25,11 +25,14 @@ from kdp.normalize import Normalizer
 from kdp.plan import Planner, Tracker
 from kdp.provenance import commit, device_name, versions
 from kdp.sampler import Sampler
-from kdp.score import Arrival
+from kdp.score import Arrival, Support
 from kdp.train import MODEL, Budget, LoopConfig, Outcome, train
 from kdp.windows import Episodes, Windows
 
 CONFIG, INVERSE = "config.json", "inverse.safetensors"
+CPU_BATCH = dict.fromkeys(METHODS, 512)
+GPU_BATCH = dict.fromkeys(METHODS, 2048) | {"kdp": 4096}  # it draws several windows of each condition
+CELLS = 4  # of the grid over places that the data have been to, in the radius of a goal
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,9 @@ class RunConfig:
     stride: int | None = None
     steps: int | None = None
     minutes: float | None = None
-    batch: int = 512
+    batch: int | None = None
     seed: int = 0
+    relabel: bool | None = None
     drift: DriftConfig = field(default_factory=DriftConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -52,16 +56,17 @@ class RunConfig:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunConfig:
         drift = value["drift"] | {"temperatures": tuple(value["drift"]["temperatures"])}
+        diffusion = {k: v for k, v in value["diffusion"].items() if k != "guidance"}  # of older runs, without effect
         parts = {
             "drift": DriftConfig(**drift),
-            "diffusion": DiffusionConfig(**value["diffusion"]),
+            "diffusion": DiffusionConfig(**diffusion),
             "network": NetworkConfig(**value["network"]),
             "loop": LoopConfig(**value["loop"]),
         }
         return cls(**(value | parts))
 
-    def for_domain(self, domain: Domain) -> RunConfig:
-        """The same with the domain's own where nothing was chosen."""
+    def for_domain(self, domain: Domain, device: str = "cpu") -> RunConfig:
+        """The same with the domain's own, and the device's, where nothing was chosen."""
         drift = replace(
             self.drift,
             tilt=domain.tilt if self.drift.tilt is None else self.drift.tilt,
@@ -73,7 +78,10 @@ class RunConfig:
             horizon=self.horizon or domain.horizon,
             stride=self.stride or domain.stride,
             steps=self.steps or (None if self.minutes else domain.steps),
+            batch=self.batch or (GPU_BATCH if torch.device(device).type == "cuda" else CPU_BATCH)[self.method],
+            relabel=domain.relabel if self.relabel is None else self.relabel,
             drift=drift,
+            network=NetworkConfig(self.network.kind, **self.network.sizes(domain.network)._asdict()),
         )
 
     def check(self) -> None:
@@ -98,6 +106,8 @@ class RunConfig:
             "diffusion.sampling-steps": self.diffusion.sampling_steps,
             "diffusion.clip": self.diffusion.clip,
             "network.width": self.network.width,
+            "network.blocks": self.network.blocks,
+            "network.channels": self.network.channels,
             "network.noise": self.network.noise,
             "loop.lr": self.loop.lr,
             "loop.warmup": self.loop.warmup,
@@ -106,9 +116,13 @@ class RunConfig:
         for name, number in numbers.items():
             if number is not None and not (number > 0 and math.isfinite(number)):
                 raise UserError(f"{name} must be more than zero; got {number}.")
+        if (self.network.bands or 0) < 0:
+            raise UserError(f"network.bands must be 0 (none) or more; got {self.network.bands}.")
         levels, calls = self.diffusion.steps, self.diffusion.sampling_steps
         if calls is not None and calls > levels:
-            raise UserError(f"diffusion.sampling-steps must be diffusion.steps or less; got {calls} and {levels}.")
+            raise UserError(
+                f"diffusion.sampling-steps must be diffusion.steps or less; got {calls} and {levels}. Try {levels}."
+            )
 
 
 def start_run(
@@ -127,9 +141,9 @@ def start_run(
         raise UserError(
             f"{folder} already holds a run; go on with `kdp train --resume {folder}` or choose another --run folder."
         )
-    config = config.for_domain(domain)
+    config = config.for_domain(domain, device)
     episodes = domain.episodes()
-    method, sampler, normalizer = assemble(config, domain, episodes, device)
+    parts = assemble(config, domain, episodes, device)
     scorer = None if domain.scorer is None else asdict(replace(domain.scorer, stride=config.stride or 1))
     about = {
         "format": FORMAT,
@@ -148,7 +162,8 @@ def start_run(
     }
     _writable(folder)
     save_json(folder / CONFIG, about)
-    return _train(config, method, sampler, normalizer, folder, False, stop_after, console)
+    save_tensors(folder / INVERSE, parts.inverse.state_dict(), {"gap": parts.inverse.gap, "ahead": parts.inverse.ahead})
+    return _train(config, parts, folder, False, stop_after, console)
 
 
 def resume_run(
@@ -169,21 +184,53 @@ def resume_run(
             f"the data of {config.dataset} are not those that {folder} was trained on "
             f"({about['data']['steps']} steps then, {len(episodes)} now); remake them, or start another run."
         )
-    method, sampler, normalizer = assemble(config, domain, episodes, device)
-    return _train(config, method, sampler, normalizer, folder, True, stop_after, console)
+    normalizer = Normalizer.fit(episodes.observations, episodes.actions).to(device)
+    parts = assemble(config, domain, episodes, device, _load_inverse(folder, normalizer, device))
+    return _train(config, parts, folder, True, stop_after, console)
 
 
-def assemble(config: RunConfig, domain: Domain, episodes: Episodes, device: str) -> tuple[Any, Sampler, Normalizer]:
-    """The method, its batches and its units, from a resolved config."""
-    windows = Windows(
-        episodes.to(device), config.horizon or domain.horizon, config.stride or domain.stride, domain.goals
-    )
+class Parts(NamedTuple):
+    """What a run is made of."""
+
+    method: Any
+    sampler: Sampler
+    normalizer: Normalizer
+    inverse: InverseModel
+    support: Support | None
+
+
+def assemble(
+    config: RunConfig, domain: Domain, episodes: Episodes, device: str, inverse: InverseModel | None = None
+) -> Parts:
+    """The parts of a run, from a resolved config; the inverse model is fitted unless given."""
+    assert config.horizon and config.stride and config.batch
+    fast_products(device)
     goal_dims = domain.goals.dims if domain.goals else ()
     method = build_method(config, episodes.state_dim, episodes.action_dim, goal_dims).to(device)
     normalizer = Normalizer.fit(episodes.observations, episodes.actions).to(device)
+    episodes = episodes.to(device)
+    if inverse is None:
+        steps = min(config.steps or INVERSE_STEPS, INVERSE_STEPS)
+        ahead = round(domain.hurry * config.stride)
+        inverse = fit_inverse(episodes, normalizer, config.stride, config.seed, steps, ahead)
+    if config.relabel:
+        episodes = relabelled(episodes, inverse)
+    reach = inverse.within if config.relabel else None
+    windows = Windows(episodes, config.horizon, config.stride, domain.goals, reach, inverse.ahead)
     conditions = max(1, config.batch // method.samples)
-    sampler = Sampler(windows, normalizer, domain.key, conditions, method.positives, seed=config.seed)
-    return method, sampler, normalizer
+    keyed = config.drift.keying
+    sampler = Sampler(windows, normalizer, domain.key, conditions, method.positives, config.seed, keyed=keyed)
+    support = None
+    if domain.scorer is not None:
+        places = episodes.observations[:, list(domain.scorer.dims)]
+        support = Support.fit(places, domain.scorer.radius / CELLS)
+    return Parts(method, sampler, normalizer, inverse, support)
+
+
+def fast_products(device: str) -> None:
+    """On a GPU matrix products are rounded to TF32, as its convolutions are."""
+    if torch.device(device).type == "cuda":
+        torch.set_float32_matmul_precision("high")
 
 
 def build_method(config: RunConfig, state_dim: int, action_dim: int, goal_dims: tuple[int, ...]) -> Any:
@@ -203,6 +250,7 @@ def build_method(config: RunConfig, state_dim: int, action_dim: int, goal_dims: 
 
 def load(folder: str | Path, device: str = "cpu") -> Planner:
     """A planner from a run folder; needs neither the dataset nor the environment."""
+    fast_products(device)
     folder = Path(folder)
     about = read_config(folder)
     config = RunConfig.from_json(about["config"])
@@ -216,20 +264,23 @@ def load(folder: str | Path, device: str = "cpu") -> Planner:
     try:
         method.load_state_dict(part("weights."))
         normalizer = Normalizer(**part("normalizer.")).to(device)
+        support = Support(**part("support.")).to(device) if part("support.") else None
     except (RuntimeError, TypeError) as error:
         raise UserError(f"{folder / MODEL} does not fit the run's {CONFIG} ({error}).") from error
     method = method.eval().requires_grad_(False).to(device)
     assert config.stride
+    scorer = _record(Arrival, about["scorer"])
     return Planner(
         method.sample,
         normalizer,
         config.stride,
         goal_dims,
-        scorer=_record(Arrival, about["scorer"]),
+        scorer=None if scorer is None else replace(scorer, support=support),
         tracker=_record(Tracker, about["tracker"]),
         inverse=_load_inverse(folder, normalizer, device),
         device=torch.device(device),
         nfe=method.nfe,
+        refine=getattr(method, "refine", None),
     )
 
 
@@ -255,14 +306,15 @@ def fingerprint(episodes: Episodes) -> dict[str, Any]:
     return {"name": episodes.name, "steps": len(episodes), "episodes": count, "sha256": digest.hexdigest()[:16]}
 
 
-def _train(config, method, sampler: Sampler, normalizer, folder, resume, stop_after, console) -> Outcome:
-    extra = {f"normalizer.{k}": v for k, v in normalizer.tensors().items()}
-    budget = Budget(config.steps, config.minutes)
-    outcome = train(
-        method,
-        sampler,
+def _train(config: RunConfig, parts: Parts, folder, resume, stop_after, console) -> Outcome:
+    extra = {f"normalizer.{k}": v for k, v in parts.normalizer.tensors().items()}
+    if parts.support is not None:
+        extra |= {f"support.{k}": v for k, v in parts.support.tensors().items()}
+    return train(
+        parts.method,
+        parts.sampler,
         folder,
-        budget,
+        Budget(config.steps, config.minutes),
         config.loop,
         config.seed,
         extra=extra,
@@ -270,19 +322,14 @@ def _train(config, method, sampler: Sampler, normalizer, folder, resume, stop_af
         stop_after=stop_after,
         console=console,
     )
-    if outcome.finished and not (folder / INVERSE).exists():
-        steps = min(outcome.step, INVERSE_STEPS)
-        model = fit_inverse(sampler.windows.episodes, normalizer, config.stride, config.seed, steps)
-        save_tensors(folder / INVERSE, model.state_dict(), {"gap": model.gap})
-    return outcome
 
 
 def _load_inverse(folder: Path, normalizer: Normalizer, device: str) -> InverseModel | None:
-    """The inverse-dynamics model, where training came to its end."""
+    """The inverse-dynamics model of a run; None where there is none yet."""
     if not (folder / INVERSE).exists():
         return None
     tensors, about = load_tensors(folder / INVERSE)
-    model = InverseModel(normalizer, about["gap"])
+    model = InverseModel(normalizer, about["gap"], about.get("ahead"))
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:

@@ -34,7 +34,7 @@ def generator(*seed: int) -> torch.Generator:
 
 class Sampler:
     """Draws batches. With positives > 0, a table of `table` windows is indexed by key and drawn anew every `refresh`
-    steps: in goal problems one window has as many keys as places it comes to."""
+    steps: in goal problems one window has as many keys as places it comes to. Not `keyed`: the positives are any."""
 
     def __init__(
         self,
@@ -44,12 +44,13 @@ class Sampler:
         batch: int,
         positives: int = 0,
         seed: int = 0,
-        table: int = 200_000,
-        refresh: int = 1000,
+        table: int = 50_000,
+        refresh: int = 250,
+        keyed: bool = True,
     ):
         self.windows, self.normalizer, self.key = windows, normalizer, key
         self.batch, self.positives, self.seed = batch, positives, seed
-        self.table, self.refresh, self.epoch = table, refresh, -1
+        self.table, self.refresh, self.keyed, self.epoch = table, refresh, keyed, -1
 
     def __call__(self, step: int) -> Batch:
         random = generator(self.seed, step, 0)
@@ -61,7 +62,12 @@ class Sampler:
         chosen = torch.randint(len(self.first), (self.batch,), generator=random).to(self.first.device)
         condition = self.condition(self.first[chosen], self.arrival[chosen])
         keys = self.key(condition)
-        distance, near = self.neighbours.search(keys, self.positives)
+        if self.keyed:
+            distance, near = self.neighbours.search(keys, self.positives)
+        else:  # an ablation: the own window and any others
+            near = torch.randint(len(self.first), (self.batch, self.positives), generator=random).to(chosen.device)
+            near[:, 0] = chosen
+            distance = torch.zeros(near.shape, device=near.device)
         positives = self.gather(self.first[near.flatten()], self.arrival[near.flatten()])
         positives = positives.view(*near.shape, *positives.shape[1:])
         own = self.gather(self.first[chosen], self.arrival[chosen])

@@ -9,6 +9,7 @@ width (state first, then the m actions that follow it), B windows in a batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -123,9 +124,21 @@ class Goals:
 
 class Windows:
     """All windows of a dataset by their first step. Every step starts one: a window that would run past the end of
-    its episode repeats the last step instead (so an episode of T steps has T windows)."""
+    its episode repeats the last step instead (so an episode of T steps has T windows).
 
-    def __init__(self, episodes: Episodes, horizon: int, stride: int = 1, goals: Goals | None = None):
+    A hindsight window stays at its goal, where the data may have passed at full speed: the data's actions do not brake.
+    `reach` gives actions that do, from states (N,d_s) toward states `ahead` steps later (N,d_s); see kdp/inverse.py.
+    """
+
+    def __init__(
+        self,
+        episodes: Episodes,
+        horizon: int,
+        stride: int = 1,
+        goals: Goals | None = None,
+        reach: Callable[[Tensor, Tensor], Tensor] | None = None,
+        ahead: int = 0,
+    ):
         longest = int(episodes.lengths.max())
         fitting = min(horizon, longest) // max(stride, 1) * max(stride, 1)
         remedy = (
@@ -140,6 +153,7 @@ class Windows:
                 f"{len(episodes.lengths)} episodes has {longest} steps. {remedy}"
             )
         self.episodes, self.horizon, self.stride, self.goals = episodes, horizon, stride, goals
+        self.reach, self.ahead = reach, ahead
         self.tokens, self.width = horizon // stride, episodes.state_dim + stride * episodes.action_dim
 
     def __len__(self) -> int:
@@ -173,10 +187,23 @@ class Windows:
         if self.goals is not None:
             there = step >= arrival[:, None]  # (B,H)
             actions = actions.masked_fill(there[..., None], 0.0)
+            if self.reach is not None:
+                actions = self._braking(actions, first, arrival)
             resting = there[:, :: self.stride] & (step[:: self.stride] > 0)  # the first state is as it is
             for dim in self.goals.still:
                 states[..., dim].masked_fill_(resting, 0.0)
         return torch.cat([states, actions.reshape(len(first), self.tokens, -1)], -1)
+
+    def _braking(self, actions: Tensor, first: Tensor, arrival: Tensor) -> Tensor:
+        """actions (B,H,d_a) -> the same, but from `ahead` steps before arrival on they come to rest at the goal."""
+        assert self.goals is not None and self.reach is not None
+        soon = (arrival - self.ahead).clamp_min(0)[:, None] + torch.arange(self.ahead + 1, device=first.device)
+        soon = soon.minimum(arrival[:, None])  # (B,ahead+1) steps; the last, repeated, are the arrival itself
+        rest = self.episodes.observations[first + arrival].clone()
+        rest[:, list(self.goals.still)] = 0.0
+        here = self.episodes.observations[first[:, None] + soon]
+        brake = self.reach(here.flatten(0, 1), rest.repeat_interleave(self.ahead + 1, 0))
+        return actions.scatter(1, soon[..., None].expand(-1, -1, actions.shape[2]), brake.view(*soon.shape, -1))
 
     def goal(self, first: Tensor, arrival: Tensor) -> Tensor | None:
         """The goals (B,d_g) that these windows come to, in the dataset's units."""

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
+import h5py
 import numpy as np
 import torch
 
 from kdp.normalize import Normalizer
 from kdp.windows import Episodes
+
+
+def write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> Path:
+    """A file in D4RL's layout; a key like "infos/goal" is an array in a group."""
+    with h5py.File(path, "w") as file:
+        for key, array in arrays.items():
+            file[key] = array
+    return path
 
 
 def numbered_episodes(lengths: list[int], action_dim: int = 1) -> Episodes:

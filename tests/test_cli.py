@@ -21,6 +21,7 @@ from helpers import walks
 from safetensors.torch import save_file
 
 from kdp.domains import DOMAINS, find_domain
+from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.runs import RunConfig, start_run
 
@@ -54,21 +55,26 @@ def write_file(path: Path, **other) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Three tiny runs to copy from: a toy, one trained on a file, and one that plans toward goals."""
+    """Tiny runs to copy from: a toy, one trained on a file, and two that plan toward goals."""
     folder = tmp_path_factory.mktemp("trained")
     config = RunConfig("toy", steps=2, batch=16, network=NetworkConfig(width=8, blocks=1, noise=2))
     start_run(config, folder / "toy")
     of_file = find_domain(str(write_file(folder / "steps.npz")))
     start_run(replace(config, dataset=of_file.source, horizon=8), folder / "file", domain=of_file)
     maze = replace(DOMAINS["maze2d-umaze"], episodes=lambda: walks([200]))
-    start_run(replace(config, dataset="maze2d-umaze", horizon=16), folder / "maze", domain=maze)
+    config = replace(config, dataset="maze2d-umaze", horizon=16)
+    start_run(config, folder / "maze", domain=maze)
+    network, diffusion = NetworkConfig("mlp", width=8, blocks=1), DiffusionConfig(steps=3)
+    start_run(
+        replace(config, method="diffuser", network=network, diffusion=diffusion), folder / "diffuser", domain=maze
+    )
     return folder
 
 
 @pytest.fixture
 def folder(tmp_path, trained):
-    """The folder the command runs in, with the runs "toy", "file" and "maze"."""
-    for name in ("toy", "file", "maze"):
+    """The folder the command runs in, with the runs "toy", "file", "maze" and "diffuser"."""
+    for name in ("toy", "file", "maze", "diffuser"):
         shutil.copytree(trained / name, tmp_path / name)
     return tmp_path
 
@@ -83,13 +89,13 @@ def test_the_list_names_every_domain(kdp_command):
 
 def test_a_maze_is_made_looked_at_trained_and_judged_with_both_executors(kdp_command, tmp_path):
     code, out, _ = kdp_command("data", "make", "maze2d-umaze", "--steps", 3000)
-    assert code == 0 and "maze2d-umaze.hdf5" in out.replace("\n", "")
+    assert code == 0 and "regenerated/maze2d-umaze-v0" in out.replace("\n", "")
     tables = []
-    for name in (tmp_path / "data" / "maze2d-umaze.hdf5", "maze2d-umaze"):
+    for name in (tmp_path / "data/regenerated/maze2d-umaze-v0", "regenerated/maze2d-umaze-v0", "maze2d-umaze"):
         code, out, _ = kdp_command("data", "info", name)
         assert code == 0 and "3,000" in out and "4 numbers a step" in out
         tables.append(out)
-    assert tables[0] == tables[1]
+    assert tables[0] == tables[1] == tables[2]
 
     assert kdp_command("train", "maze2d-umaze", *TINY, "--horizon", 32, "--run", "m")[0] == 0
     for executor in ("action", "track"):
@@ -125,6 +131,19 @@ def test_an_evaluation_is_written_with_its_provenance(kdp_command, folder):
     assert {"score", "success", "plan_ms_p50", "commit", "versions", "device", "train_seed"} <= result.keys()
     assert (result["episodes"], result["candidates"], result["executor"]) == (3, 16, "action")
     assert result["plan_ms_p50"] > 0 and result["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("flags, shown, expected", [
+    ([], "planning every 1 steps", {"chunk": 1, "warm": 0, "guidance": 0, "nfe": 3, "nfe_first": 3, "bef": 6}),
+    (["--chunk", 0], "one plan, open loop", {"chunk": 0, "warm": 0, "nfe": 3, "bef": 6}),
+    (["--chunk", 20, "--warm", 2], "each from the last", {"chunk": 20, "warm": 2, "nfe": 2, "nfe_first": 3, "bef": 4}),
+    (["--chunk", 50, "--guidance", 0.1], "0.1", {"guidance": 0.1, "nfe": 3}),
+])  # fmt: skip
+def test_diffuser_is_judged_in_open_loop_from_the_last_plan_and_guided(kdp_command, folder, flags, shown, expected):
+    code, out, err = kdp_command("eval", "diffuser", "--episodes", 2, "--candidates", 2, *flags)
+    assert code == 0 and shown in " ".join(out.split()), err
+    result = json.loads((folder / "diffuser/eval.json").read_text())
+    assert {key: result[key] for key in expected} == expected and result["plan_ms_p50"] > 0
 
 
 def test_a_plan_is_written_as_json_with_one_action_a_step(kdp_command, folder):
@@ -186,7 +205,7 @@ def with_file(name: str, **other):
 
 def with_text(name: str, text: str):
     def write(folder, patch):
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
 
     return write
@@ -230,8 +249,8 @@ def little_data(folder, patch):
 
     make = maze2d.make_maze_data
 
-    def few(path, name, rows, cell, count, seed=0):
-        return make(path, name, rows, cell, min(count, 300), seed)
+    def few(folder, name, rows, cell, limit, count, seed=0):
+        return make(folder, name, rows, cell, limit, min(count, 300), seed)
 
     patch.setattr(maze2d, "make_maze_data", few)
 
@@ -247,13 +266,41 @@ def little_data_and(*names: str):
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
+BOX = '{"type": "Box", "dtype": "float32", "shape": [2], "low": [-1, -1], "high": [1, 1]}'
+HALF = {"total_episodes": 1, "data_format": "hdf5", "dataset_id": "half-v0"}
+HALF |= {"observation_space": BOX, "action_space": BOX}
+
 BAD = {
     "missing file": Bad("train none.hdf5 --run n", ("there is no file none.hdf5",)),
     "missing file to look at": Bad("data info none.npz", ("there is no file none.npz",)),
     "not HDF5": Bad("train a.hdf5 --run n", ("a.hdf5 is no readable HDF5 file",), with_text("a.hdf5", "hello")),
     "not npz": Bad("train a.npz --run n", ("a.npz is no readable .npz file",), with_text("a.npz", "hello")),
     "another ending": Bad("train a.csv --run n", (".hdf5", ".npz", "a.csv"), with_text("a.csv", "1,2")),
-    "a folder as data": Bad("train toy/ --run n", ("toy",)),
+    "a folder that is no dataset": Bad(
+        "train toy/ --run n", ("must hold a Minari dataset", "toy has no data/metadata")
+    ),
+    "half a dataset": Bad(
+        "train half --run n",
+        ("half cannot be read (No data found",),
+        with_text("half/data/metadata.json", json.dumps(HALF)),
+    ),
+    "a dataset without its description": Bad(
+        "data info half", ("half has no data/metadata.json",), with_text("half/data/main_data.hdf5", "")
+    ),
+    "a damaged description": Bad(
+        "data info half", ("half cannot be read (", "Make, copy"), with_text("half/data/metadata.json", "{")
+    ),
+    "a person's folder to make data in": Bad(
+        "data make maze2d-umaze --steps 300 --out toy", ("new or empty folder", "toy holds", "--out")
+    ),
+    "a person's dataset to make data in": Bad(
+        "data make maze2d-umaze --steps 300 --out half",
+        ("half holds something else (data)",),
+        with_text("half/data/metadata.json", '{"dataset_id": "mine-v0"}'),
+    ),
+    "a file to make data in": Bad(
+        "data make maze2d-umaze --steps 300 --out a", ("a is a file", "--out"), with_text("a", "mine")
+    ),
     "missing array": Bad("train a.hdf5 --run n", ("no array 'actions'",), with_file("a.hdf5", actions=None)),
     "unequal lengths": Bad(
         "train a.hdf5 --run n",
@@ -348,7 +395,12 @@ BAD = {
     "no candidates to plan": Bad(
         "plan toy --observation 0,0,0 --candidates 0", ("candidates must be 1 or more; got 0",)
     ),
-    "no chunk": Bad("eval toy --chunk 0", ("chunk", "1 or more", "0")),
+    "negative chunk": Bad("eval toy --chunk -1", ("chunk", "1 or more", "0 to plan only once", "-1")),
+    "warm start in one call": Bad("eval toy --warm 2", ("warm start", "diffuser", "Leave warm at 0; got 2")),
+    "warm start too long": Bad("eval diffuser --warm 4", ("warm must be 0 (off) to 3", "got 4")),
+    "warm start of nothing": Bad("eval diffuser --warm 1 --chunk 0", ("no second plan", "warm=1")),
+    "guidance in one call": Bad("eval maze --guidance 1", ("guidance", "diffuser", "Leave guidance at 0")),
+    "negative guidance": Bad("eval diffuser --guidance -1", ("weight of guidance", "got -1.0")),
     "no GPU": Bad("train toy --steps 2 --device cuda --run n", ("cuda", "there is none", "--device cpu")),
     "unknown device": Bad("train toy --steps 2 --device gpu --run n", ("cpu or cuda", "'gpu'")),
     "other device": Bad("train toy --steps 2 --device meta --run n", ("cpu or cuda", "'meta'")),

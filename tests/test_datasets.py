@@ -1,24 +1,25 @@
-"""Reading, checking, writing and describing datasets."""
+"""Reading, checking and describing datasets."""
 
 from __future__ import annotations
 
 import io
-import resource
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
+from helpers import write_hdf5
 from rich.console import Console
 
 from kdp.datasets import open_file
-from kdp.datasets.files import check_arrays, read_attributes, read_hdf5, read_npz, write_hdf5
+from kdp.datasets.files import check_arrays, read_hdf5, read_npz
 from kdp.datasets.info import describe, histogram, print_info
 from kdp.datasets.minari_sets import is_minari_id, read_minari
 from kdp.errors import UserError
+from kdp.files import replacing_folder
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -61,7 +62,7 @@ def test_a_file_gives_back_what_was_written(tmp_path, suffix):
     if suffix == ".npz":
         np.savez(path, **arrays)
     else:
-        write_hdf5(path, arrays, {})
+        write_hdf5(path, arrays)
     episodes = open_file(str(path))
     np.testing.assert_array_equal(episodes.observations.numpy(), arrays["observations"])
     np.testing.assert_array_equal(episodes.actions.numpy(), arrays["actions"])
@@ -72,7 +73,7 @@ def test_a_file_gives_back_what_was_written(tmp_path, suffix):
 
 
 def test_extra_groups_and_arrays_are_ignored(tmp_path):
-    write_hdf5(tmp_path / "a.h5", steps() | {"infos/goal": np.zeros((10, 2)), "metadata/x": np.zeros(3)}, {})
+    write_hdf5(tmp_path / "a.h5", steps() | {"infos/goal": np.zeros((10, 2)), "metadata/x": np.zeros(3)})
     np.savez(tmp_path / "a.npz", **steps(), infos=np.array([{"any": "object"}] * 10))
     assert len(read_hdf5(tmp_path / "a.h5")) == len(read_npz(tmp_path / "a.npz")) == 10
 
@@ -81,12 +82,12 @@ def test_a_suffix_that_is_no_dataset_is_refused():
     assert ".hdf5, .h5, .npz" in refusal(open_file, "set.csv")
 
 
-@pytest.mark.parametrize("read", [read_hdf5, read_npz, read_attributes])
+@pytest.mark.parametrize("read", [read_hdf5, read_npz])
 def test_a_missing_file_is_refused(tmp_path, read):
     assert "there is no file" in refusal(read, tmp_path / "none.h5")
 
 
-@pytest.mark.parametrize("read", [read_hdf5, read_npz, read_attributes])
+@pytest.mark.parametrize("read", [read_hdf5, read_npz])
 def test_a_folder_is_refused(tmp_path, read):
     assert "is a folder" in refusal(read, tmp_path)
 
@@ -99,7 +100,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path, read, content):
 
 
 def test_a_truncated_hdf5_file_is_refused(tmp_path):
-    write_hdf5(tmp_path / "a.h5", steps(1000), {})
+    write_hdf5(tmp_path / "a.h5", steps(1000))
     whole = (tmp_path / "a.h5").read_bytes()
     (tmp_path / "a.h5").write_bytes(whole[: len(whole) // 2])
     assert "is no readable HDF5 file" in refusal(read_hdf5, tmp_path / "a.h5")
@@ -116,7 +117,7 @@ def test_a_truncated_npz_file_is_refused(tmp_path):
 def test_a_damaged_file_is_read_or_refused_in_one_sentence(tmp_path, seed):
     rng = np.random.default_rng(seed)
     np.savez_compressed(tmp_path / "a.npz", **steps(200))
-    write_hdf5(tmp_path / "a.hdf5", steps(200), {})
+    write_hdf5(tmp_path / "a.hdf5", steps(200))
     for path in tmp_path.iterdir():
         content = bytearray(path.read_bytes())
         first = rng.integers(len(content) - 40)
@@ -160,12 +161,12 @@ def test_a_close_name_is_suggested():
 
 
 def test_a_file_without_arrays_is_refused(tmp_path):
-    write_hdf5(tmp_path / "a.h5", {}, {})
+    write_hdf5(tmp_path / "a.h5", {})
     assert "It holds no arrays" in refusal(read_hdf5, tmp_path / "a.h5")
 
 
 def test_a_group_in_place_of_an_array_is_refused(tmp_path):
-    write_hdf5(tmp_path / "a.h5", steps(observations=None) | {"observations/image": np.zeros((10, 3))}, {})
+    write_hdf5(tmp_path / "a.h5", steps(observations=None) | {"observations/image": np.zeros((10, 3))})
     assert "it is a group of image" in refusal(read_hdf5, tmp_path / "a.h5")
 
 
@@ -251,45 +252,53 @@ def test_an_empty_dataset_is_refused():
     assert "at least one step" in refusal(check_arrays, "x", arrays)
 
 
-# Writing
+# Writing folders
 
 
-def test_attributes_and_groups_are_kept(tmp_path):
-    path = tmp_path / "new" / "folder" / "a.h5"
-    write_hdf5(path, steps() | {"infos/goal": np.ones((10, 2))}, {"maker": "kdp", "seed": 3, "noise": 0.5})
-    attributes = read_attributes(path)
-    assert attributes == {"maker": "kdp", "seed": 3, "noise": 0.5}
-    assert {key: type(value) for key, value in attributes.items()} == {
-        "maker": str,
-        "seed": int,
-        "noise": float,
-    }
-    with h5py.File(path) as file:
-        assert file["infos"]["goal"].shape == (10, 2)
+def test_a_folder_takes_the_place_of_the_old_one_when_it_is_whole(tmp_path):
+    for text in ("old", "new"):
+        with replacing_folder(tmp_path / "new/data") as temporary:
+            (temporary / "a").write_text(text)
+            assert not (tmp_path / "new/data").exists() or (tmp_path / "new/data/a").read_text() == "old"
+    assert (tmp_path / "new/data/a").read_text() == "new" and os.listdir(tmp_path / "new") == ["data"]
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
-    path = tmp_path / "a.h5"
-    write_hdf5(path, steps(), {})
-    before = path.read_bytes()
-    with pytest.raises(TypeError):
-        write_hdf5(path, {"observations": np.array([{}])}, {})
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left"), KeyError("x")])
+def test_a_folder_that_could_not_be_written_leaves_the_old_one_and_nothing_else(tmp_path, error):
+    def fail(path):
+        with replacing_folder(path) as temporary:
+            (temporary / "a").write_text("half")
+            raise error
+
+    (tmp_path / "old/data").mkdir(parents=True)
+    (tmp_path / "old/data/a").write_text("old")
+    for path in (tmp_path / "old/data", tmp_path / "new/data"):
+        with pytest.raises((KeyboardInterrupt, UserError, KeyError)):
+            fail(path)
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["old", "data", "a"]
+    assert (tmp_path / "old/data/a").read_text() == "old"
 
 
-def test_a_full_disk_is_told_in_one_sentence(tmp_path):
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, old[1]))
-    try:
-        sentence = refusal(write_hdf5, tmp_path / "a.h5", steps(10_000), {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    assert "a.h5 (File too large)" in sentence and list(tmp_path.iterdir()) == []
+def test_an_old_folder_comes_back_if_the_new_one_cannot_be_put_in_its_place(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a").write_text("old")
+    replace = os.replace
+
+    def broken(source, target):
+        if str(source).endswith(f"{os.getpid()}.tmp"):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", broken)
+    with pytest.raises(UserError, match="No space left"), replacing_folder(tmp_path / "data") as temporary:
+        (temporary / "a").write_text("new")
+    assert (tmp_path / "data/a").read_text() == "old" and os.listdir(tmp_path) == ["data"]
 
 
 def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    assert "cannot write" in refusal(write_hdf5, tmp_path / "file" / "a.h5", steps(), {})
+    with pytest.raises(UserError, match="cannot write"), replacing_folder(tmp_path / "file/data"):
+        pass
 
 
 # Minari

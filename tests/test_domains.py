@@ -9,7 +9,8 @@ import pytest
 
 import kdp
 from kdp.bench.evaluate import evaluate, normalized, roll
-from kdp.datasets import open_file, waypoint
+from kdp.datasets import waypoint
+from kdp.datasets.minari_sets import read_folder
 from kdp.datasets.waypoint import EPISODE, RADIUS, Router, make_maze_data, roam
 from kdp.domains import DOMAINS
 from kdp.domains.maze2d import UMAZE, MazeEnvironments
@@ -123,7 +124,8 @@ def test_data_depend_on_the_seed_and_not_on_the_number_of_processes(tmp_path, mo
     made = []
     for name, cores, seed in (("one", 1, 3), ("three", 3, 3), ("other", 1, 4)):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        made.append(open_file(make_maze_data(tmp_path / f"{name}.h5", "u", UMAZE.rows, UMAZE.goal_cell, 1000, seed)))
+        folder = make_maze_data(tmp_path / name, "u", UMAZE.rows, UMAZE.goal_cell, 300, 1000, seed)
+        made.append(read_folder(folder))
     one, three, other = made
     assert len(one) == 1000 and one.steps.equal(three.steps) and one.starts.equal(three.starts)
     assert not one.steps.equal(other.steps)
@@ -131,30 +133,34 @@ def test_data_depend_on_the_seed_and_not_on_the_number_of_processes(tmp_path, mo
 
 
 def test_episodes_are_continuous_and_begin_anywhere(wandering):
-    ends = np.flatnonzero(wandering["timeouts"])
-    assert ends.tolist() == [EPISODE - 1, 2 * EPISODE - 1, 2499]
-    moved = np.linalg.norm(np.diff(wandering["observations"][:, :2], axis=0), axis=1)
-    within = np.delete(moved, ends[:-1])
-    assert within.max() < 0.1 and within.mean() > 0.001
-    assert moved[ends[:-1]].max() > 0.1
+    assert [len(journey.actions) for journey in wandering] == [EPISODE, EPISODE, 500]
+    for journey in wandering:
+        assert len(journey.observations) == len(journey.goals) == len(journey.actions) + 1 == len(journey.rewards) + 1
+        moved = np.linalg.norm(np.diff(journey.observations[:, :2], axis=0), axis=1)
+        assert moved.max() < 0.1 and moved.mean() > 0.001
+    ends = [journey.observations[-1] for journey in wandering[:-1]]
+    starts = [journey.observations[0] for journey in wandering[1:]]
+    assert np.linalg.norm(np.subtract(ends, starts)[:, :2], axis=1).max() > 0.1
 
 
 def test_velocities_are_those_of_the_positions(wandering):
-    moved = np.diff(wandering["observations"][:900, :2], axis=0)
-    np.testing.assert_allclose(moved, 0.01 * wandering["observations"][1:900, 2:], atol=2e-3)
+    states = wandering[0].observations
+    np.testing.assert_allclose(np.diff(states[:, :2], axis=0), 0.01 * states[1:, 2:], atol=2e-3)
 
 
 def test_the_wanderer_stays_out_of_walls_and_reaches_goals(wandering):
     router = Router(UMAZE.rows)
-    assert all(router.cell_of(x, y) >= 0 for x, y in wandering["observations"][:, :2])
-    assert np.abs(wandering["actions"]).max() <= 1
-    assert len(np.unique(wandering["infos/goal"], axis=0)) > 5
+    for journey in wandering:
+        assert all(router.cell_of(x, y) >= 0 for x, y in journey.observations[:, :2])
+        assert np.abs(journey.actions).max() <= 1
+    assert len(np.unique(np.concatenate([journey.goals for journey in wandering]), axis=0)) > 5
 
 
 def test_rewards_are_for_being_at_the_mazes_goal(wandering):
-    distance = np.linalg.norm(wandering["observations"][:, :2] - [-1, 1], axis=1)
-    np.testing.assert_array_equal(wandering["rewards"] == 1, distance <= RADIUS)
-    assert 0 < wandering["rewards"].mean() < 1
+    for journey in wandering:
+        distance = np.linalg.norm(journey.observations[:-1, :2] - [-1, 1], axis=1)
+        np.testing.assert_array_equal(journey.rewards == 1, distance <= RADIUS)
+    assert 0 < np.concatenate([journey.rewards for journey in wandering]).mean() < 1
 
 
 # The maze as an environment

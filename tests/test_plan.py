@@ -12,9 +12,10 @@ from helpers import plain_normalizer, skewed_normalizer
 from kdp.drift import DriftConfig
 from kdp.errors import UserError
 from kdp.keys import Clamp
+from kdp.methods.diffuser import Guide, gradient
 from kdp.methods.kdp import KDP
 from kdp.networks import NetworkConfig
-from kdp.plan import Controller, Planner, Tracker, state_at
+from kdp.plan import Controller, Planner, Tracker, moved_on, state_at
 from kdp.score import Arrival
 
 STATE, ACTION, STRIDE, TOKENS, GOAL_DIMS = 4, 2, 3, 5, (0, 1)
@@ -198,6 +199,7 @@ def counting_planner(tracker: Tracker | None = None) -> tuple[Planner, list[int]
         (1, [0, 100, 200, 300, 400, 500, 600, 700], 8),
         (3, [0, 1, 2, 100, 101, 102, 200, 201], 3),
         (8, [0, 1, 2, 3, 4, 5, 5, 5], 1),  # past the end of the plan its last action is held
+        (0, [0, 1, 2, 3, 4, 5, 5, 5], 1),  # open loop
     ],
 )
 def test_a_controller_plans_once_a_chunk_and_acts_it_out(chunk, actions, plans):
@@ -217,9 +219,92 @@ def test_the_track_executor_steers_at_the_state_ahead():
         state = np.array([[position, 0.25]])
         plan, age = divmod(step, 3)
         target = 10 * plan + min(2.0 * (age + 2), 6)  # two positions a step, until the last token
-        expected = 2 * (target - position) + 0.5 * (1 - 0.25)
+        velocity = 1 if age + 2 <= 3 else 0  # beyond the last token, after three steps, it is held
+        expected = 2 * (target - position) + 0.5 * (velocity - 0.25)
         assert controller.act(state, None) == pytest.approx(np.array([[expected]]), abs=1e-5)
     assert len(calls) == 2
+
+
+def test_in_open_loop_there_is_one_plan_and_its_last_state_is_held():
+    tracker = Tracker(position=(0,), velocity=(1,), kp=2.0, kd=0.5, lookahead=1, low=-100, high=100)
+    made, calls = counting_planner(tracker)
+    seen: list[float] = []
+
+    class Aims:
+        gap = 2
+
+        def __call__(self, state, target):
+            seen.append(float(target[0, 0]))
+            return target[:, :1]
+
+    steering = [Controller(replace(made, inverse=Aims()), 1, executor, 0) for executor in ("track", "inverse")]
+    state = np.array([[1.0, 0.0]])
+    tracked = [float(steering[0].act(state, None)[0, 0]) for _ in range(20)]
+    for _ in range(20):
+        steering[1].act(state, None)
+    assert calls == [1, 1]
+    along = [2 * (position - 1) + 0.5 for position in (2.0, 4.0, 6.0)]
+    assert tracked == pytest.approx(along + [2 * (6.0 - 1)] * 17, abs=1e-5)
+    assert seen == pytest.approx([14.0] + [16.0] * 19, abs=1e-5)  # the second plan begins at 10
+
+
+def refining_planner() -> tuple[Planner, list[tuple[int, torch.Tensor]]]:
+    """The counting planner with three network calls, whose refinement adds 1000 to what it is given."""
+    made, _ = counting_planner()
+    heard: list[tuple[int, torch.Tensor]] = []
+
+    def refine(windows, condition, generator, steps):
+        heard.append((steps, windows))
+        return windows + 1000
+
+    return replace(made, refine=refine, nfe=3, normalizer=plain_normalizer(2, 1)), heard
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4])
+def test_a_warm_start_refines_the_last_candidates_moved_on_by_what_was_executed(chunk):
+    made, heard = refining_planner()
+    controller = Controller(made, candidates=4, chunk=chunk, warm=2)
+    last = None
+    for step in range(3 * chunk):
+        action = controller.act(np.zeros((5, 2)), None)
+        if step % chunk == 0 and last is not None:
+            steps, given = heard[-1]
+            assert steps == 2 and given.shape == (5, 4, 2, 5)
+            torch.testing.assert_close(given, moved_on(last, chunk, 3, 2))
+            torch.testing.assert_close(controller.plans.candidates, given + 1000)
+        last = controller.plans.candidates
+        assert action[0, 0] == last[0, 0].flatten(0)[[2, 3, 4, 7, 8, 9][step % chunk]]
+    assert len(heard) == 2
+
+
+def test_a_refined_plan_is_refined_in_the_methods_units_and_scored_as_any_other():
+    made, heard = refining_planner()
+    made = replace(made, normalizer=skewed_normalizer(2, 1), scorer=lambda windows, goals: windows[..., 1, 0])
+    earlier = torch.randn(1, 7, 2, 5)
+    plans = made.plan_batch(torch.zeros(1, 2), None, 7, torch.Generator(), earlier, 1)
+    torch.testing.assert_close(heard[0][1], made.normalizer.tokens(earlier))
+    torch.testing.assert_close(plans.candidates, made.normalizer.untokens(heard[0][1] + 1000))
+    assert int(plans.chosen) == int(earlier[0, :, 1, 0].argmax())
+
+
+@pytest.mark.parametrize(
+    ("steps", "states", "actions"),
+    [
+        (0, [0, 2, 8], [0, 1, 2, 3, 4, 5]),
+        (1, [1, 5, 8], [1, 2, 3, 4, 5, 5]),
+        (2, [2, 8, 8], [2, 3, 4, 5, 5, 5]),
+        (3, [5, 8, 8], [3, 4, 5, 5, 5, 5]),
+        (9, [8, 8, 8], [5, 5, 5, 5, 5, 5]),
+    ],
+)
+def test_a_window_moved_on_begins_later_and_repeats_its_end(steps, states, actions):
+    def window(states, actions):
+        return torch.cat([torch.tensor(states).view(3, 1), torch.tensor(actions).view(3, 2)], 1).float()
+
+    first = window([0, 2, 8], list(range(6)))
+    expected = window(states, actions)
+    moved = moved_on(torch.stack([first, -first])[None], steps, 2, 1)
+    torch.testing.assert_close(moved, torch.stack([expected, -expected])[None])
 
 
 def test_the_tracker_keeps_within_its_bounds():
@@ -245,13 +330,93 @@ def test_two_controllers_with_one_seed_do_the_same():
     [
         ({"executor": "jump"}, "executor must be one of action, track, inverse; got 'jump'"),
         ({"executor": "track"}, "needs a domain with a tracking law"),
-        ({"candidates": 0}, "candidates and chunk must be 1 or more; got candidates=0"),
-        ({"chunk": 0}, "candidates and chunk must be 1 or more; got candidates=16 chunk=0"),
+        ({"candidates": 0}, "candidates must be 1 or more, .*; got candidates=0 chunk=1"),
+        ({"chunk": -1}, "chunk too, or 0 to plan only once; got candidates=16 chunk=-1"),
+        ({"warm": 2}, r"this run's plans come in one call. Leave warm at 0; got 2"),
+        ({"warm": -1}, "Leave warm at 0; got -1"),
     ],
 )
 def test_a_controller_refuses_what_it_cannot_do(options, message):
     with pytest.raises(UserError, match=message):
         Controller(planner(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warm": 4}, r"warm must be 0 \(off\) to 3, .*; got 4"),
+        ({"warm": -1}, "got -1"),
+        ({"warm": 1, "chunk": 0}, "no second plan to start warm; got warm=1"),
+    ],
+)
+def test_a_warm_start_has_its_bounds(options, message):
+    with pytest.raises(UserError, match=message):
+        Controller(refining_planner()[0], **options)
+
+
+# Guidance
+
+
+def pulled_planner(**options) -> Planner:
+    """Its windows are zeros, standardised, moved once up the guide's gradient."""
+
+    def refine(windows, condition, generator, steps, guide: Guide | None = None):
+        return windows if guide is None else windows + gradient(guide, condition, windows)
+
+    def sample(condition, n, generator, guide: Guide | None = None):
+        return refine(torch.zeros(len(condition), n, TOKENS, WIDTH), condition, generator, 1, guide)
+
+    return Planner(sample, skewed_normalizer(STATE, ACTION), STRIDE, GOAL_DIMS, refine=refine, **options)
+
+
+def test_a_guide_speaks_the_units_of_the_data():
+    """J in data units has slope std * dJ/dx in standard ones, and what it moves is std times as far again."""
+    heard = []
+
+    def far_along(windows, goals):
+        heard.append((windows.detach().clone(), goals.clone()))
+        return 3 * windows[..., 2, 3] + windows[..., 1, STATE + ACTION + 1]
+
+    made = pulled_planner()
+    guided = made.guided(far_along, 0.5).plan(OBSERVATION, GOAL, 2).candidates
+    plain = made.plan(OBSERVATION, GOAL, 2).candidates
+    windows, goals = heard[0]
+    np.testing.assert_allclose(windows[0], plain, atol=1e-5)
+    np.testing.assert_allclose(goals, GOAL[None], atol=1e-5)
+    expected = np.zeros_like(plain)
+    expected[:, 2, 3] = 0.5 * 3 * 2.0**2  # the fourth coordinate has a standard deviation of 2
+    expected[:, 1, STATE + ACTION + 1] = 0.5 * 6.0**2  # the second action's is 6
+    np.testing.assert_allclose(guided - plain, expected, atol=1e-4)
+
+
+def test_the_runs_own_scorer_guides_unless_another_is_given_and_weight_0_takes_it_off():
+    made = pulled_planner(scorer=last_speed)
+    plain, own, given, off = (
+        p.plan(OBSERVATION, GOAL, 2).candidates
+        for p in (made, made.guided(), made.guided(lambda w, g: -last_speed(w, g)), made.guided().guided(weight=0))
+    )
+    assert (own[:, -1, 2] > plain[:, -1, 2]).all() and (given[:, -1, 2] < plain[:, -1, 2]).all()
+    assert np.array_equal(off, plain)
+
+
+@pytest.mark.parametrize(
+    ("objective", "weight", "message"),
+    [
+        (None, 1.0, "this run has none. Leave guidance at 0"),
+        (last_speed, -1.0, r"must be 0 \(off\) or more, and finite; got -1.0"),
+        (last_speed, float("nan"), "got nan"),
+        (lambda windows, goals: windows[..., 0], 1.0, r"one number a window, of shape \(1, 2\).*got shape \(1, 2, 5\)"),
+        (lambda windows, goals: last_speed(windows, goals).detach(), 1.0, "have a gradient"),
+    ],
+)
+def test_a_guide_that_cannot_be_is_refused(objective, weight, message):
+    with pytest.raises(UserError, match=message):
+        pulled_planner().guided(objective, weight).plan(OBSERVATION, GOAL, 2)
+
+
+def test_what_draws_plans_in_one_call_cannot_be_guided():
+    with pytest.raises(UserError, match="this run's plans come in one call"):
+        planner().guided(last_speed)
 
 
 @pytest.mark.parametrize(("token", "expected"), [(0, 0), (0.5, 1), (1, 2), (1.25, 3.5), (2, 8), (2.7, 8), (5.5, 8)])

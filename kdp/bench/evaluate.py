@@ -70,9 +70,12 @@ def evaluate(
     executor: str,
     chunk: int = 1,
     seed: int = 0,
+    warm: int = 0,
+    timed: bool = True,
     console: Console | None = None,
 ) -> tuple[dict[str, Any], list[Episode]]:
-    """Closed-loop scores and the episodes they come from."""
+    """Scores and the episodes they come from, in closed loop (chunk 0: open loop); `warm` as of a Controller. Not
+    `timed`: the time of a decision is left out."""
     if episodes < 1:
         raise UserError(f"episodes must be 1 or more; got {episodes}.")
     if seed < 0:
@@ -80,10 +83,11 @@ def evaluate(
     played: list[Episode] = []
     for at in range(0, episodes, SIDE_BY_SIDE):
         seeds = [seed * 100_000 + i for i in range(at, min(at + SIDE_BY_SIDE, episodes))]
-        controller = Controller(planner, candidates, executor, chunk, seed=seed * 100_000 + at)  # type: ignore[arg-type]
+        controller = Controller(planner, candidates, executor, chunk, seed * 100_000 + at, warm)  # type: ignore[arg-type]
         played += roll(controller, domain, seeds, console)
     totals = np.array([episode.total for episode in played])
     scores = normalized(totals, domain)
+    nfe = warm or planner.nfe
     arrivals = [episode.steps_to_success for episode in played if episode.steps_to_success is not None]
     result = {
         "score": None if scores is None else float(scores.mean()),
@@ -95,10 +99,12 @@ def evaluate(
         "candidates": candidates,
         "executor": executor,
         "chunk": chunk,
+        "warm": warm,
         "seed": seed,
-        "nfe": planner.nfe,
-        "bef": planner.nfe * candidates,
-        "plan_ms_p50": plan_ms_p50(planner, played[0], candidates),
+        "nfe": nfe,
+        "nfe_first": planner.nfe,
+        "bef": nfe * candidates,
+        "plan_ms_p50": plan_ms_p50(planner, played[0], candidates, warm) if timed else None,
     }
     return result, played
 
@@ -111,12 +117,17 @@ def normalized(totals: np.ndarray, domain: Domain) -> np.ndarray | None:
     return 100 * (totals - low) / (high - low)
 
 
-def plan_ms_p50(planner: Planner, episode: Episode, candidates: int, repeats: int = 50) -> float:
-    """Median time of one decision for one robot, in milliseconds, after a warm-up."""
+def plan_ms_p50(planner: Planner, episode: Episode, candidates: int, warm: int = 0, repeats: int = 50) -> float:
+    """Median time of one decision for one robot, in milliseconds, after a warm-up; `warm`: of one after the first."""
+    controller = Controller(planner, candidates, warm=warm)
+    state, goal = episode.states[:1], None if episode.goal is None else episode.goal[None]
     times = []
     for number in range(repeats + 5):
         begin = time.perf_counter()
-        planner.plan(episode.states[0], episode.goal, candidates, seed=number)
+        if warm:
+            controller.act(state, goal)
+        else:
+            planner.plan(state[0], episode.goal, candidates, seed=number)
         times.append(time.perf_counter() - begin)
     return 1e3 * float(np.median(times[5:]))
 

@@ -6,33 +6,20 @@ work?), by the conditional energy score of held-out windows everywhere.
 
 from __future__ import annotations
 
-import multiprocessing
-import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from kdp.bench.evaluate import evaluate
-from kdp.bench.results import append, read, row
-from kdp.bench.samples import energy_score, wall_share
+from kdp.bench.jobs import Judging, Protocol, Training, judge_all, train_all
+from kdp.bench.results import read
 from kdp.bench.tables import field_cells
-from kdp.checkpoint import load_tensors
 from kdp.domains import DOMAINS
-from kdp.domains.toy import THREE, TWO
 from kdp.drift import DriftConfig
-from kdp.plan import Planner
-from kdp.runs import RunConfig, assemble
-from kdp.sampler import Sampler
-from kdp.train import MODEL, Budget, train
+from kdp.runs import RunConfig
 
 TASKS = {"maze2d-umaze": 2500, "toy": 3000, "toy-three": 3000}  # training steps
-CONTEXTS = (-0.8, 0.0, 0.8)  # where the toys' modes are counted
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -53,21 +40,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def study(
-    quick: bool, device: str, seeds: int, tasks: list[str], variants: list[str], jobs: int, path: Path, console: Console
+    quick: bool,
+    device: str,
+    seeds: int,
+    tasks: list[str],
+    variants: list[str],
+    jobs: int,
+    runs: Path,
+    path: Path,
+    console: Console,
 ) -> None:
-    """Every variant on every task, a row each as it is done, several processes side by side."""
-    todo = [
-        (name, RunConfig(task, steps=20 if quick else TASKS[task], seed=seed, drift=DriftConfig(**VARIANTS[name])))
-        for seed in range(seeds)
-        for task in tasks
-        for name in variants
-    ]
-    work = [(name, config, device, 4 if quick else 100) for name, config in todo]
-    for task in tasks:
-        DOMAINS[task].episodes()  # made here, once, before the processes look for it
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for name, measured in track(pool.imap_unordered(_job, work), "runs", total=len(work), console=console):
-            append(path, row("fields", device, variant=name, **measured))
+    """Every variant on every task, trained on nine tenths of the episodes; a row each as it is done."""
+    judgings = []
+    for seed in range(seeds):
+        for task in tasks:
+            for name in variants:
+                steps, drift = 20 if quick else TASKS[task], DriftConfig(**VARIANTS[name])
+                folder = runs / f"{task}-{name}-{seed}{'-quick' if quick else ''}".replace(" ", "-")
+                training = Training(RunConfig(task, steps=steps, seed=seed, drift=drift), folder, device, split=True)
+                protocol, episodes = Protocol(DOMAINS[task].executor), 4 if quick else 100
+                judgings.append(Judging("fields", training, protocol, quick, episodes, {"variant": name}))
+    train_all([judging.training for judging in judgings], jobs, console)
+    judge_all(judgings, jobs, path, console)
     print_table(path, console)
 
 
@@ -81,68 +75,3 @@ def print_table(path: Path, console: Console) -> None:
             if group:
                 table.add_row(variant, task, *field_cells(group))
     console.print(table)
-
-
-def _job(work: tuple[str, RunConfig, str, int]) -> tuple[str, dict[str, Any]]:
-    name, config, device, episodes = work
-    torch.set_num_threads(1)
-    return name, measure(config, device, episodes)
-
-
-def measure(config: RunConfig, device: str, episodes: int) -> dict[str, Any]:
-    """Trains on nine tenths of the episodes; measures samples on the rest, and the plans in closed loop."""
-    domain = DOMAINS[config.dataset]
-    config = config.for_domain(domain)
-    training, held_out = domain.episodes().split(0.1)
-    method, sampler, normalizer = assemble(config, domain, training, device)
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = train(method, sampler, Path(folder), Budget(config.steps), config.loop, config.seed, extra={})
-        if outcome.interrupted:
-            raise KeyboardInterrupt
-        tensors, _ = load_tensors(Path(folder) / MODEL)
-    method.load_state_dict({k.removeprefix("weights."): v for k, v in tensors.items()})
-    method.eval().requires_grad_(False)
-    _, unseen, _ = assemble(config, domain, held_out, device)
-    unseen = Sampler(unseen.windows, normalizer, domain.key, 512, 0, seed=1)
-    scorer = None if domain.scorer is None else replace(domain.scorer, stride=config.stride or 1)
-    planner = Planner(
-        method.sample,
-        normalizer,
-        config.stride or 1,
-        domain.goals.dims if domain.goals else (),
-        scorer,
-        domain.tracker,
-        device=torch.device(device),
-    )
-    result, _ = evaluate(planner, domain, episodes=episodes, candidates=16, executor=domain.executor, seed=config.seed)
-    measured = {
-        "task": config.dataset,
-        "dataset": "built in" if domain.make is None else f"regenerated/{domain.name}",
-        "method": config.method,
-        "field": config.drift.field,
-        "temperatures": config.drift.scale(),
-        "lambda_a": config.drift.lambda_a,
-        "samples": config.drift.samples,
-        "positives": config.drift.positives,
-        "key_temperature": config.drift.key_temperature,
-        "train_minutes": outcome.elapsed / 60,
-        "train_steps": outcome.step,
-        "energy_score": energy_score(method, unseen(0)),
-        "near": None,
-        "shares": None,
-        "walls": None if domain.walls is None else wall_share(planner, unseen, domain),
-    }
-    if config.dataset.startswith("toy"):
-        measured |= _modes(planner, TWO if config.dataset == "toy" else THREE)
-    return result | measured
-
-
-def _modes(planner: Planner, toy) -> dict[str, Any]:
-    """Share of samples near a mode (worst context) and the modes' shares (mean over contexts)."""
-    near, shares = [], []
-    for context in CONTEXTS:
-        plan = planner.plan(toy.start(context), candidates=1000)
-        mode = toy.nearest_mode(plan.candidates, context)
-        near.append(float((mode >= 0).mean()))
-        shares.append([float((mode == m).mean()) for m in range(len(toy.modes))])
-    return {"near": min(near), "shares": np.mean(shares, 0).round(3).tolist()}

@@ -1,72 +1,103 @@
-"""`kdp bench maze2d`: train every method on every maze, judge it with every executor, one row each."""
+"""`kdp bench maze2d`: train every method on every maze, judge it under every protocol, one row each."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from kdp.bench.evaluate import evaluate
-from kdp.bench.results import append, row
+from kdp.bench.jobs import EPISODES, Judging, Protocol, Training, judge_all, train_all
 from kdp.domains import DOMAINS
-from kdp.judge import draw_episodes
-from kdp.runs import CONFIG, RunConfig, load, read_config, resume_run, start_run
+from kdp.methods.diffuser import DiffusionConfig
+from kdp.runs import RunConfig
 
 TASKS = ("maze2d-umaze", "maze2d-medium", "maze2d-large")
-METHODS = ("kdp", "diffuser", "bc")
 EXECUTORS = ("track", "inverse", "action")
-CANDIDATES = {"kdp": 16, "diffuser": 16, "bc": 1}  # regression has only one plan to offer
+
+# How each method is judged. The open-loop row of Diffuser is its published protocol. A plan of Diffuser is 20 calls, so
+# its closed loop has K = 4, and so has KDP's beside its usual 16. Regression has only one plan to offer.
+PROTOCOLS = {
+    "diffuser": (
+        Protocol("track", candidates=4),
+        Protocol("inverse", candidates=4),
+        Protocol("action", candidates=4),
+        Protocol("track", candidates=4, warm=5),
+        Protocol("track", candidates=1, chunk=0),
+    ),
+    "kdp": (
+        Protocol("track", candidates=16),
+        Protocol("inverse", candidates=16),
+        Protocol("action", candidates=16),
+        Protocol("track", candidates=4),
+        Protocol("inverse", candidates=4),
+        Protocol("action", candidates=4),
+        Protocol("track", candidates=1, chunk=0),
+    ),
+    "bc": (
+        Protocol("track", candidates=1),
+        Protocol("inverse", candidates=1),
+        Protocol("action", candidates=1),
+    ),
+}  # slowest method first: that is the order of the jobs
 
 
 def bench_maze2d(
     tasks: list[str],
     methods: list[str],
+    executors: list[str],
     seeds: int,
+    jobs: int,
     minutes: float | None,
     quick: bool,
     device: str,
     runs: Path,
+    pictures: Path | None,
     results: Path,
     console: Console,
 ) -> None:
-    """Runs are kept in `runs`: a study that was stopped goes on where it stopped, and trains nothing twice."""
-    for seed in range(seeds):
-        for task in tasks:
-            for method in methods:
-                folder = runs / f"{task}-{method}-{seed}"
-                budget: dict[str, Any] = {"steps": 5} if quick else {"minutes": minutes} if minutes else {}
-                config = RunConfig(task, method=method, seed=seed, batch=16 if quick else 512, **budget)
-                console.print(f"{task}, {method}, seed {seed}: {folder}")
-                goes_on = (folder / CONFIG).exists()
-                outcome = (
-                    resume_run(folder, device=device, console=console)
-                    if goes_on
-                    else start_run(config, folder, device=device, console=console)
-                )
-                if not outcome.finished:
-                    raise KeyboardInterrupt
-                for measured in judge_run(folder, device, episodes=2 if quick else 100, seed=seed):
-                    trained = {"train_minutes": outcome.elapsed / 60, "train_steps": outcome.step}
-                    append(results, row("maze2d", device, **measured, **trained))
-                    console.print(_said(measured))
-
-
-def judge_run(folder: Path, device: str, episodes: int, seed: int) -> list[dict[str, Any]]:
-    """A finished run under every executor; draws its plans."""
-    about, planner = read_config(folder), load(folder, device)
-    domain, method = DOMAINS[about["domain"]], about["config"]["method"]
-    rows = []
-    for executor in EXECUTORS:
-        candidates = CANDIDATES[method]
-        result, played = evaluate(
-            planner, domain, episodes=episodes, candidates=candidates, executor=executor, seed=seed
+    """Runs are kept in `runs`: a study that was stopped goes on where it stopped, and does nothing twice."""
+    trainings = maze_runs(tasks, methods, seeds, minutes, quick, device, runs)
+    train_all(trainings, jobs, console)
+    judgings = [
+        Judging(
+            "maze2d",
+            training,
+            protocol.quick() if quick else protocol,
+            quick,
+            2 if quick else EPISODES,
+            picture=_picture(pictures, training, protocol),
         )
-        draw_episodes(folder / f"{executor}.png", planner, played, candidates, domain)
-        field = about["config"]["drift"]["field"] if method == "kdp" else None
-        rows.append(result | {"task": domain.name, "dataset": about["data"]["name"], "method": method, "field": field})
-    return rows
+        for training in trainings
+        for protocol in PROTOCOLS[training.config.method]
+        if protocol.executor in executors
+    ]
+    judge_all(judgings, jobs, results, console)
 
 
-def _said(measured: dict[str, Any]) -> str:
-    return f"  {measured['executor']}: score {measured['score']:.1f}, success {measured['success']:.0%}"
+def maze_runs(
+    tasks: list[str], methods: list[str], seeds: int, minutes: float | None, quick: bool, device: str, runs: Path
+) -> list[Training]:
+    """The runs of the study, those that take longest first."""
+    return [
+        Training(
+            quick_config(task, method, seed) if quick else RunConfig(task, method=method, seed=seed, minutes=minutes),
+            runs / f"{task}-{method}-{seed}{'-quick' if quick else ''}",
+            device,
+        )
+        for task in sorted(tasks, key=lambda task: -DOMAINS[task].episode_steps)
+        for method in PROTOCOLS
+        if method in methods
+        for seed in range(seeds)
+    ]
+
+
+def quick_config(task: str, method: str, seed: int) -> RunConfig:
+    """A few steps, to see that it runs."""
+    return RunConfig(task, method=method, seed=seed, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
+
+
+def _picture(folder: Path | None, training: Training, protocol: Protocol) -> Path | None:
+    """Where the plans of a method in a maze are drawn: its first seed, tracking in closed loop."""
+    config = training.config
+    drawn = protocol == PROTOCOLS[config.method][0] and config.seed == 0
+    return folder / f"plans-{config.dataset}-{config.method}.png" if folder is not None and drawn else None

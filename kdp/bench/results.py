@@ -17,8 +17,11 @@ COLUMNS = (
     *("train_minutes", "train_steps", "device", "commit", "versions", "command"),
 )
 
+Row = dict[str, Any]
+Rows = list[Row]
 
-def row(suite: str, device: str, **values: Any) -> dict[str, Any]:
+
+def row(suite: str, device: str, **values: Any) -> Row:
     """A row with every column, null where there is nothing to say, and where it comes from."""
     origin = {
         "suite": suite,
@@ -36,7 +39,7 @@ def _command(words: list[str]) -> str:
     return shlex.join(["kdp", *kept])
 
 
-def append(path: Path, row: dict[str, Any]) -> None:
+def append(path: Path, row: Row) -> None:
     """One line, written at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,5 +49,32 @@ def append(path: Path, row: dict[str, Any]) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}.") from error
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> Rows:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.exists() else []
+
+
+def holds(rows: Rows, values: Row) -> bool:
+    """Whether some row says all of this."""
+    return any(all(row.get(name) == value for name, value in values.items()) for row in rows)
+
+
+def latest(rows: Rows, keys: tuple[str, ...], each: tuple[str, ...] = ("seed",)) -> list[Rows]:
+    """Rows that agree in `keys`, together, in order of appearance: of the newest commit and settings among them only,
+    and the last one for each seed. Rows of a --quick study count only where there are no others."""
+    groups: dict[str, Rows] = {}
+    for found in [row for row in rows if not row.get("quick")] or rows:
+        groups.setdefault(_values(found, keys), []).append(found)
+    return [
+        list({_values(row, each): row for row in group if _origin(row) == _origin(group[-1])}.values())
+        for group in groups.values()
+    ]
+
+
+def _values(row: Row, names: tuple[str, ...]) -> str:
+    return json.dumps([row.get(name) for name in names])
+
+
+def _origin(row: Row) -> str:
+    """Commit and settings: rows that differ in them are not averaged."""
+    settings = {name: value for name, value in (row.get("config") or {}).items() if name != "seed"}
+    return json.dumps([row["commit"], row["episodes"], settings], sort_keys=True)

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from kdp.bench.results import read
+from kdp.bench.results import Row, Rows, latest, read
 from kdp.errors import UserError
 from kdp.files import replacing
+from kdp.pictures import Line, draw_scaling
 
-Rows = list[dict[str, Any]]
+METHODS = ("kdp", "diffuser", "bc")  # from left to right
+PROTOCOL = ("executor", "candidates", "chunk", "warm")
+BEGIN, END = "<!-- maze2d table: kdp table -->", "<!-- end -->"
+PAPER = (
+    "The paper prints, for D4RL's own data, which ours are not: KDP 122.3 / 130.4 / 133.0 and Diffuser "
+    "113.9 / 121.5 / 123.0 on U-maze / medium / large."
+)
 
 
-def write_tables(results: Path, docs: Path) -> list[Path]:
-    """One page for each file of results that has a table; returns the pages."""
-    pages = []
-    for suite, render in TABLES.items():
-        rows = read(results / f"{suite}.jsonl")
+def write_tables(results: Path, docs: Path, readme: Path) -> list[Path]:
+    """One page for each file of results that has a table, and the README's part; returns what was written."""
+    found = {
+        suite: read(results / f"{suite}.jsonl") for suite in ("fields", "maze2d", "ablations", "scaling", "curves")
+    }
+    curves = found["curves"]
+    pages: dict[str, Callable[[Rows], str]] = {
+        "fields": fields_page,
+        "maze2d": lambda rows: maze2d_page(rows, curves),
+        "ablations": ablations_page,
+        "scaling": scaling_page,
+        "curves": curves_page,
+    }
+    written = []
+    for suite, rows in found.items():
         if rows:
-            pages.append(docs / f"{suite}.md")
-            with replacing(pages[-1]) as temporary:
-                temporary.write_text(render(rows))
-    if not pages:
+            written.append(docs / f"{suite}.md")
+            with replacing(written[-1]) as temporary:
+                temporary.write_text(pages[suite](rows))
+    if not written:
         raise UserError(f"{results} holds no results; run a study first, for example `kdp bench fields`.")
-    return pages
+    if found["scaling"]:
+        written.append(draw_scaling(docs / "scaling.png", scaling_lines(found["scaling"])))
+    if found["maze2d"] and readme.exists() and BEGIN in readme.read_text():
+        written.append(_into_readme(readme, maze2d_summary(found["maze2d"], curves)))
+    return written
 
 
 def fields_page(rows: Rows) -> str:
@@ -58,37 +79,280 @@ def fields_page(rows: Rows) -> str:
 
 def field_cells(group: Rows) -> list[str]:
     """The numbers of one line of the field study: means over the rows of one variant and task."""
-
-    def mean(key: str, form: str) -> str:
-        values = [row[key] for row in group if row[key] is not None]
-        return form.format(float(np.mean(values))) if values else ""
-
     shares = [row["shares"] for row in group if row["shares"]]
     said = " ".join(f"{share:.2f}" for share in np.mean(shares, 0)) if shares else ""
-    head = [str(len(group)), mean("energy_score", "{:.3f}"), mean("near", "{:.2f}"), said]
-    return [*head, mean("score", "{:.1f}"), mean("walls", "{:.1%}")]
+    head = [str(len(group)), mean(group, "energy_score", "{:.3f}"), mean(group, "near", "{:.2f}"), said]
+    return [*head, mean(group, "score", "{:.1f}"), mean(group, "walls", "{:.1%}")]
 
 
-def maze2d_page(rows: Rows) -> str:
-    """Scores by maze, method and executor: mean over seeds and its standard error, newest commit's rows only."""
-    newest = [row for row in rows if row["commit"] == rows[-1]["commit"]]
-    lines = ["# Maze2D", "", f"Written by `kdp table` from `results/maze2d.jsonl`, commit {newest[0]['commit']}."]
-    lines += ["Regenerated data on D4RL's scale of returns; not D4RL's files.", ""]
-    lines += [
-        "| maze | method | executor | K | seeds | score | success | steps to goal | calls | ms per plan | minutes |"
-    ]
-    lines += ["|" + "---|" * 11]
-    keys = ("task", "method", "executor")
-    for group_key in dict.fromkeys(tuple(row[k] for k in keys) for row in newest):
-        group = [row for row in newest if tuple(row[k] for k in keys) == group_key]
-        scores = np.array([row["score"] for row in group])
-        error = f" ± {scores.std(ddof=1) / len(scores) ** 0.5:.1f}" if len(scores) > 1 else ""
-        arrivals = [row["time_to_goal"] for row in group if row["time_to_goal"] is not None]
-        cells = [*group_key, str(group[0]["candidates"]), str(len(group)), f"{scores.mean():.1f}{error}"]
-        cells += [f"{np.mean([row['success'] for row in group]):.0%}", f"{np.mean(arrivals):.0f}" if arrivals else "-"]
-        cells += [str(group[0]["nfe"]), f"{np.median([row['plan_ms_p50'] for row in group]):.2f}"]
-        lines.append("| " + " | ".join([*cells, f"{np.mean([row['train_minutes'] for row in group]):.1f}"]) + " |")
-    return "\n".join([*lines, ""])
+def maze2d_page(rows: Rows, curves: Rows) -> str:
+    """The summary, then each maze with everything that was measured."""
+    groups = _maze_groups(rows)
+    lines = ["# Maze2D", "", "Written by `kdp table` from `results/maze2d.jsonl`.", "", maze2d_summary(rows, curves)]
+    head = ["method", "executor", "loop", "K", "seeds", "score", "success", "steps", "walls", "calls", "ms", "min"]
+    for task in _tasks(groups):
+        mine = [group for group in groups if group[0]["task"] == task]
+        lines += ["", f"## {task}", "", *markdown(head, [_maze_cells(group) for group in mine])]
+    note = (
+        "loop: closed plans at every step, every N at each Nth, open only once; warm N refines the last plan in N "
+        "calls. steps: to the goal, where it arrives. calls: network calls one after the other in a plan. ms: median "
+        "time of a decision for one robot. min: minutes of training. Every name: [metrics](../metrics.md)."
+    )
+    return "\n".join([*lines, "", *prose(note), ""])
 
 
-TABLES: dict[str, Callable[[Rows], str]] = {"fields": fields_page, "maze2d": maze2d_page}
+def maze2d_summary(rows: Rows, curves: Rows) -> str:
+    """Maze by maze, methods side by side: scores under every protocol, walls, latency, minutes to 90 %."""
+    groups = _maze_groups(rows)
+    methods = [m for m in METHODS if any(group[0]["method"] == m for group in groups)]
+    soon = minutes_to_90(curves)
+    body = []
+    for task in _tasks(groups):
+        mine = [group for group in groups if group[0]["task"] == task]
+        lines = [
+            [label, *(_cell(mine, label, method, score) for method in methods)]
+            for label in dict.fromkeys(_label(group[0]) for group in sorted(mine, key=lambda group: _order(group[0])))
+        ]
+        usual = [next((group for group in mine if group[0]["method"] == method), []) for method in methods]
+        lines.append(["plans that touch a wall, closed loop", *(mean(group, "walls", "{:.1%}") for group in usual)])
+        lines.append(["ms a decision, closed loop", *map(_ms, usual)])
+        lines.append(["minutes to 90 % of the final score", *(soon.get((task, method), "") for method in methods)])
+        body += [[task.removeprefix("maze2d-") if at == 0 else "", *line] for at, line in enumerate(lines)]
+    episodes = _few({row["episodes"] for group in groups for row in group})
+    note = (
+        f"Regenerated data, on D4RL's scale of returns; not D4RL's files. Mean ± standard error over seeds "
+        f"({_few({len(group) for group in groups})}), {episodes} episodes each. Candidates a plan: "
+        f"{_candidates(groups)}. {PAPER}"
+    )
+    return "\n".join([*markdown(["maze", "", *methods], body), "", *prose(note), "", *origin(groups)])
+
+
+def ablations_page(rows: Rows) -> str:
+    """One table for each task and field: what each part of the objective is worth."""
+    groups = latest(rows, ("task", "base", "variant", "executor"))
+    lines = ["# Ablations", "", "Written by `kdp table` from `results/ablations.jsonl`.", ""]
+    head = ["variant", "seeds", "score, track", "score, action", "walls", "energy score", "diversity"]
+    for task, base in dict.fromkeys((group[0]["task"], group[0]["base"]) for group in groups):
+        mine = [group for group in groups if (group[0]["task"], group[0]["base"]) == (task, base)]
+        by = {(group[0]["variant"], group[0]["executor"]): group for group in mine}
+        body = []
+        for variant in dict.fromkeys(group[0]["variant"] for group in mine):
+            one, two = by.get((variant, "track"), []), by.get((variant, "action"), [])
+            some = one or two
+            cells = [variant, str(len(some)), score(one), score(two), mean(one, "walls", "{:.1%}")]
+            body.append([*cells, mean(some, "energy_score", "{:.3f}"), mean(some, "diversity", "{:.3g}")])
+        data = mean([row for group in mine for row in group], "data_diversity", "{:.3g}")
+        lines += [f"## {task}, {base} field", "", *markdown(head, body), ""]
+        lines += [*prose(f"Diversity of the data's own nearest neighbours: {data}."), ""]
+    note = (
+        "Trained on nine tenths of the episodes; energy score (smaller is better) and diversity of the first action on "
+        "the rest. Mean ± standard error over seeds, K = 16, planning at every step."
+    )
+    return "\n".join([*lines, *prose(note), "", *origin(groups), ""])
+
+
+def scaling_page(rows: Rows) -> str:
+    """Score and latency by the number of candidates and by the horizon."""
+    groups = latest(rows, ("axis", "task", "method", "value"))
+    lines = ["# Scaling", "", "Written by `kdp table` from `results/scaling.jsonl`.", "", "![Scaling](scaling.png)", ""]
+    head = ["task", "method", "value", "K", "seeds", "score", "success", "walls", "calls", "windows", "ms"]
+    for axis in dict.fromkeys(group[0]["axis"] for group in groups):
+        mine = [group for group in groups if group[0]["axis"] == axis]
+        mine.sort(key=lambda group: (group[0]["task"], METHODS.index(group[0]["method"]), group[0]["value"]))
+        body = []
+        for group in mine:
+            row = group[0]
+            cells = [
+                row["task"],
+                row["method"],
+                str(row["value"]),
+                str(row["candidates"]),
+                str(len(group)),
+                score(group),
+            ]
+            cells += [
+                mean(group, "success", "{:.0%}"),
+                mean(group, "walls", "{:.1%}"),
+                str(row["nfe"]),
+                str(row["bef"]),
+            ]
+            body.append([*cells, _ms(group)])
+        lines += [f"## {axis}", "", *markdown(head, body), ""]
+    note = "The track executor in closed loop; ms: median time of a decision for one robot, alone on the machine."
+    return "\n".join([*lines, *prose(note), "", *origin(groups), ""])
+
+
+def scaling_lines(rows: Rows) -> dict[str, dict[str, list[Line]]]:
+    """axis -> task and method -> (value, score, its standard error, ms) in order of the value."""
+    lines: dict[str, dict[str, list[Line]]] = {}
+    for group in latest(rows, ("axis", "task", "method", "value")):
+        row, scores = group[0], np.array([row["score"] for row in group if row["score"] is not None])
+        if len(scores):
+            error = float(scores.std(ddof=1) / len(scores) ** 0.5) if len(scores) > 1 else 0.0
+            ms = float(np.median([row["plan_ms_p50"] for row in group]))
+            name = f"{row['task']}, {row['method']}"
+            lines.setdefault(row["axis"], {}).setdefault(name, []).append(
+                (row["value"], float(scores.mean()), error, ms)
+            )
+    return {axis: {name: sorted(line) for name, line in named.items()} for axis, named in lines.items()}
+
+
+def curves_page(rows: Rows) -> str:
+    """The score at each stop, and the minutes until nine tenths of the final one."""
+    groups = latest(rows, ("task", "method", "device"), each=("seed", "train_steps"))
+    lines = ["# Score over training time", "", "Written by `kdp table` from `results/curves.jsonl`.", ""]
+    body = []
+    for group in groups:
+        times, ends = reached(group), _ends(group)
+        cells = [group[0]["task"], group[0]["method"], group[0]["device"], _few({row.get("jobs") for row in group})]
+        cells += [str(len(ends)), score(ends), mean(ends, "train_minutes", "{:.2f}")]
+        body.append([*cells, f"{np.mean(times):.2f}" if times else ""])
+    lines += markdown(["task", "method", "device", "jobs", "seeds", "final score", "minutes", "to 90 %"], body)
+    note = (
+        "To 90 %: minutes of training, without judging, until the first stop at which a run has nine tenths of its own "
+        "final score; mean over seeds. Runs that share a device (jobs) slow each other down. The learning rate follows "
+        "the whole run: a shorter run with a schedule of its own may be better than this one at the same minute."
+    )
+    lines += ["", *prose(note), ""]
+    for group in groups:
+        stops = [[r for r in group if r["train_steps"] == s] for s in sorted({r["train_steps"] for r in group})]
+        lines += [f"## {group[0]['task']}, {group[0]['method']}, {group[0]['device']}", ""]
+        body = [[str(s[0]["train_steps"]), mean(s, "train_minutes", "{:.2f}"), score(s)] for s in stops]
+        lines += [*markdown(["steps", "minutes", "score"], body), ""]
+    return "\n".join([*lines, *origin(groups), ""])
+
+
+def minutes_to_90(curves: Rows) -> dict[tuple[str, str], str]:
+    """(task, method) -> minutes of training to nine tenths of the final score, on the last device measured."""
+    soon = {}
+    for group in latest(curves, ("task", "method", "device"), each=("seed", "train_steps")):
+        times = reached(group)
+        soon[group[0]["task"], group[0]["method"]] = f"{np.mean(times):.2f}" if times else ""
+    return soon
+
+
+def reached(group: Rows) -> list[float]:
+    """For each seed that ends above zero, the minutes until its first stop with nine tenths of its final score."""
+    times = []
+    for end in _ends(group):
+        mine = sorted((r for r in group if r["seed"] == end["seed"]), key=lambda row: row["train_steps"])
+        if end["score"] is not None and end["score"] > 0:
+            times.append(next(row["train_minutes"] for row in mine if row["score"] >= 0.9 * end["score"]))
+    return times
+
+
+def _ends(group: Rows) -> Rows:
+    """The last row of each seed's training."""
+    return list({row["seed"]: row for row in sorted(group, key=lambda row: row["train_steps"])}.values())
+
+
+def score(group: Rows) -> str:
+    """Mean over seeds and its standard error."""
+    scores = np.array([row["score"] for row in group if row["score"] is not None])
+    error = f" ± {scores.std(ddof=1) / len(scores) ** 0.5:.1f}" if len(scores) > 1 else ""
+    return f"{scores.mean():.1f}{error}" if len(scores) else ""
+
+
+def mean(group: Rows, name: str, form: str) -> str:
+    """The mean of a column, where it is known."""
+    values = [row[name] for row in group if row.get(name) is not None]
+    return form.format(float(np.mean(values))) if values else ""
+
+
+def markdown(head: list[str], body: list[list[str]]) -> list[str]:
+    """The lines of a table, its columns under each other."""
+    widths = [max(len(cells[at]) for cells in [head, *body]) for at in range(len(head))]
+
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    return [line(head), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, body)]
+
+
+def prose(text: str) -> list[str]:
+    return textwrap.wrap(text, 118)
+
+
+def origin(groups: list[Rows]) -> list[str]:
+    """Below a table: whose rows come from which commit and device."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in [row for group in groups for row in group]:
+        names = found.setdefault((str(row["commit"]), row["device"]), [])
+        names.append(f"{row['task']} {row['method']}")
+    said = [f"{commit} on {device}: {', '.join(dict.fromkeys(names))}" for (commit, device), names in found.items()]
+    quick = any(row.get("quick") for group in groups for row in group)
+    return prose(("From a --quick study: not results. " if quick else "") + f"Commits: {'; '.join(said)}.")
+
+
+def _maze_groups(rows: Rows) -> list[Rows]:
+    """By maze, method and protocol, in the order of the tables; rows from before there were warm starts have none."""
+    groups = latest([{"warm": 0} | row for row in rows], ("task", "method", *PROTOCOL))
+    return sorted(groups, key=lambda group: (METHODS.index(group[0]["method"]), _order(group[0])))
+
+
+def _maze_cells(group: Rows) -> list[str]:
+    row = group[0]
+    loop = _loop(row).replace(" loop", "").replace("closed, ", "").replace(" steps", "")
+    cells = [row["method"], row["executor"], loop, str(row["candidates"]), str(len(group)), score(group)]
+    cells += [mean(group, "success", "{:.0%}"), mean(group, "time_to_goal", "{:.0f}") or "-"]
+    cells += [mean(group, "walls", "{:.1%}"), str(row["nfe"]), _ms(group)]
+    return [*cells, mean(group, "train_minutes", "{:.1f}")]
+
+
+def _cell(groups: list[Rows], label: str, method: str, form: Callable[[Rows], str]) -> str:
+    """What one method has under a protocol; nothing where it was not measured."""
+    return next((form(g) for g in groups if g[0]["method"] == method and _label(g[0]) == label), "")
+
+
+def _label(row: Row) -> str:
+    return f"{row['executor']}, {_loop(row)}"
+
+
+def _loop(row: Row) -> str:
+    often = {0: "open loop", 1: "closed loop"}.get(row["chunk"], f"every {row['chunk']} steps")
+    return often + (f", warm {row['warm']}" if row.get("warm") else "")
+
+
+def _order(row: Row) -> tuple[bool, bool, int]:
+    """Closed loops first, by executor; then warm starts, then open loops."""
+    return row["chunk"] == 0, bool(row["warm"]), ["track", "inverse", "action"].index(row["executor"])
+
+
+def _candidates(groups: list[Rows]) -> str:
+    """K by method, closed loop and open."""
+    said = []
+    for method in METHODS:
+        for open_loop in (False, True):
+            mine = {
+                g[0]["candidates"] for g in groups if g[0]["method"] == method and (g[0]["chunk"] == 0) == open_loop
+            }
+            if mine:
+                said.append(f"{method} {_few(mine)}" + (" (open loop)" if open_loop else ""))
+    return ", ".join(said)
+
+
+def _ms(group: Rows) -> str:
+    """The median of the medians: one run that was disturbed does not count."""
+    values = [row["plan_ms_p50"] for row in group if row["plan_ms_p50"] is not None]
+    return f"{np.median(values):.2f}" if values else ""
+
+
+def _few(values: Iterable) -> str:
+    return ", ".join(str(value) for value in sorted(values, key=str) if value is not None)
+
+
+def _tasks(groups: list[Rows]) -> list[str]:
+    """Mazes from small to large."""
+    order = ["maze2d-umaze", "maze2d-medium", "maze2d-large"]
+    found = dict.fromkeys(group[0]["task"] for group in groups)
+    return sorted(found, key=lambda task: order.index(task) if task in order else len(order))
+
+
+def _into_readme(readme: Path, text: str) -> Path:
+    """The README with its table between the markers renewed."""
+    before, rest = readme.read_text().split(BEGIN, 1)
+    if END not in rest:
+        raise UserError(f"{readme} has {BEGIN!r} and no {END!r} after it; write that below the place of the table.")
+    with replacing(readme) as temporary:
+        temporary.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END, 1)[1]}")
+    return readme

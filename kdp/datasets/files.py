@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kdp.errors import UserError, did_you_mean
-from kdp.files import reason, replacing
+from kdp.files import reason
 from kdp.windows import Episodes
 
 
@@ -35,25 +35,6 @@ def read_npz(path: str | Path) -> Episodes:
             raise zipfile.BadZipFile("it is not a zip archive, or it was cut short")
         with np.load(file, allow_pickle=False) as arrays:
             return check_arrays(file.name, arrays)
-
-
-def read_attributes(path: str | Path) -> dict[str, Any]:
-    """What an HDF5 file says about itself, as plain Python values."""
-    import h5py
-
-    with _reading(path, "HDF5 file") as file, h5py.File(file, "r") as arrays:
-        found = dict(arrays.attrs)
-    return {key: value.item() if isinstance(value, np.generic) else value for key, value in found.items()}
-
-
-def write_hdf5(path: str | Path, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, str | int | float]) -> None:
-    """Write D4RL's layout, all of it or nothing; a key like "infos/goal" is an array in a group."""
-    import h5py
-
-    with replacing(path) as temporary, h5py.File(temporary, "w") as file:
-        for key, array in arrays.items():
-            file.create_dataset(key, data=array)
-        file.attrs.update(attributes)
 
 
 def check_arrays(name: str, arrays: Mapping[str, Any]) -> Episodes:

@@ -1,22 +1,28 @@
-"""Minari datasets: those on this machine, else from Minari's remote where there is a network."""
+"""Minari datasets: in any folder, or by their id on this machine, else from Minari's remote where there is a network.
+
+A dataset's folder holds data/metadata.json and, beside it, what Minari stores the steps in."""
 
 from __future__ import annotations
 
 import re
 import sys
 import threading
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 import numpy as np
 
-from kdp.datasets.files import check_arrays, reason
+from kdp.datasets.files import check_arrays
 from kdp.errors import UserError, did_you_mean
+from kdp.files import check_room, reason, replacing_folder
 from kdp.windows import Episodes
 
 ANSWER_SECONDS = 8.0
 """How long the remote may take to say what it holds. The download after that has no limit."""
+METADATA = "data/metadata.json"
 
 
 def is_minari_id(text: str) -> bool:
@@ -25,25 +31,78 @@ def is_minari_id(text: str) -> bool:
 
 
 def read_minari(dataset_id: str) -> Episodes:
-    """A Minari dataset by its id. Of observations in a Dict, the entry "observation"."""
-    import minari
-    from minari.storage.datasets_root_dir import get_dataset_path
-
+    """A Minari dataset by its id, downloaded if it is not on this machine."""
     if not is_minari_id(dataset_id):
         raise UserError(f"a Minari id looks like namespace/name-v0; got {dataset_id!r}.")
+    folder = minari_folder(dataset_id)
+    if not (folder / "data").exists():
+        _download(dataset_id)
+    return read_folder(folder)
+
+
+def minari_folder(dataset_id: str) -> Path:
+    """Where Minari keeps this dataset, or would."""
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    return get_dataset_path(dataset_id)
+
+
+def holds_dataset(folder: Path) -> bool:
+    return (folder / METADATA).is_file()
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """What the dataset in a folder says about itself."""
+    from minari.dataset.minari_storage import MinariStorage
+
+    if not holds_dataset(folder):
+        raise UserError(
+            f"a folder must hold a Minari dataset to be read; {folder} has no {METADATA}. "
+            "Make a set with `kdp data make ...`, or give the path of an .hdf5 or .npz file."
+        )
     try:
-        folder = get_dataset_path(dataset_id)
-        if not (folder / "data").exists():
-            _download(dataset_id)
-        arrays = _arrays(dataset_id, minari.load_dataset(dataset_id))
+        found = MinariStorage.read_raw_metadata(folder / "data")
+        if not isinstance(found, dict):
+            raise ValueError(f"{METADATA} holds no names and values")
+        return found
+    except (OSError, ValueError) as error:
+        raise _unreadable(folder, error) from error
+
+
+def read_folder(folder: Path, name: str | None = None) -> Episodes:
+    """The Minari dataset in a folder, called by its id unless named. Of observations in a Dict, the entry
+    "observation"."""
+    import minari
+
+    name = name or str(read_metadata(folder).get("dataset_id", folder))
+    try:
+        arrays = _arrays(name, minari.MinariDataset(folder / "data"))
     except UserError:
         raise
     except Exception as error:  # a damaged dataset raises whatever its storage format happens to raise
-        raise UserError(
-            f"the Minari dataset {dataset_id} on this machine cannot be read ({reason(error)}). "
-            "Delete its folder to download it again."
-        ) from error
-    return check_arrays(dataset_id, arrays)
+        raise _unreadable(folder, error) from error
+    return check_arrays(name, arrays)
+
+
+def write_folder(
+    folder: Path,
+    episodes: Iterable[Any],
+    observation_space: Any,
+    action_space: Any,
+    spec: Any,
+    about: Mapping[str, Any],
+    size: int,
+) -> None:
+    """A Minari dataset of about `size` bytes from Minari's EpisodeBuffers, in place of the one that is there: all of it
+    or nothing."""
+    import minari
+    from minari.dataset.minari_storage import MinariStorage
+
+    with replacing_folder(folder.absolute() / "data") as temporary:  # Minari miscounts below a relative path
+        check_room(temporary, size)
+        storage = MinariStorage.new(temporary, observation_space, action_space, spec)
+        storage.update_metadata({"minari_version": minari.__version__, **about})
+        storage.update_episodes(episodes)
 
 
 def _arrays(dataset_id: str, dataset: Any) -> dict[str, np.ndarray]:
@@ -104,6 +163,12 @@ def _download(dataset_id: str) -> None:
             minari.download_dataset(dataset_id)
     except Exception as error:
         raise _missing(dataset_id, error) from error
+
+
+def _unreadable(folder: Path, error: Exception) -> UserError:
+    return UserError(
+        f"the Minari dataset in {folder} cannot be read ({reason(error)}). Make, copy or download it again."
+    )
 
 
 def _missing(dataset_id: str, error: Exception) -> UserError:

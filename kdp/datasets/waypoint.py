@@ -9,15 +9,17 @@ import math
 import multiprocessing
 import os
 from collections import deque
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from textwrap import shorten
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from kdp.datasets.files import write_hdf5
+from kdp.datasets.minari_sets import METADATA, holds_dataset, read_metadata, write_folder
 from kdp.errors import UserError
 
 P_GAIN, D_GAIN = 10.0, 1.0  # the controller of D4RL's Maze2D sets
@@ -27,6 +29,22 @@ NOISE = 0.5  # standard deviation of the noise on actions, as in D4RL
 RADIUS = 0.45  # the environment's reward is given within this distance of its goal
 EPISODE = 1000  # steps: several goals in one episode
 SHARD = 25_000  # steps made by one process at a time, a multiple of EPISODE
+STEP_BYTES, EPISODE_BYTES = 80, 25_000  # on disk
+FILES = {"metadata.json", "main_data.hdf5"}  # of a Minari dataset as it is written here
+ABOUT = (
+    "Regenerated Maze2D data, not D4RL's files: a point mass wanders from goal to goal by a noisy waypoint controller, "
+    "in episodes of {episode} steps. desired_goal is the wanderer's goal of the moment. A step's reward is 1 where it "
+    "starts within {radius} of {goal}, else 0."
+)
+
+
+class Journey(NamedTuple):
+    """One episode of T steps, and where it ended."""
+
+    observations: np.ndarray  # (T + 1, 4)
+    goals: np.ndarray  # (T + 1, 2): the wanderer's, at each step
+    actions: np.ndarray  # (T, 2)
+    rewards: np.ndarray  # (T,)
 
 
 class Router:
@@ -69,27 +87,118 @@ class Router:
         return toward
 
 
+def dataset_id(name: str) -> str:
+    """What a maze's data are called in Minari."""
+    return f"regenerated/{name}-v0"
+
+
+def is_maze(about: Mapping[str, Any]) -> bool:
+    """Was the dataset with this metadata made here?"""
+    return "maze_map" in about and str(about.get("dataset_id")).startswith("regenerated/")
+
+
 def make_maze_data(
-    path: Path, name: str, maze_map: list[list[int]], goal_cell: tuple[int, int] | None, steps: int, seed: int = 0
+    folder: Path,
+    name: str,
+    maze_map: list[list[int]],
+    goal_cell: tuple[int, int] | None,
+    episode_steps: int,
+    steps: int,
+    seed: int = 0,
 ) -> Path:
-    """Writes `steps` steps to a D4RL-layout HDF5 file, on all cores. The data depend on the seed, not on the cores."""
+    """Writes `steps` steps to a Minari dataset, on all cores. The data depend on the seed, not on the cores.
+    `episode_steps` is the time limit of the environment that other tools recover from the dataset."""
     if steps < 1:
         raise UserError(f"a dataset needs 1 step or more; got {steps}.")
+    _check_free(folder)
     sizes = [min(SHARD, steps - at) for at in range(0, steps, SHARD)]
     jobs = [(maze_map, goal_cell, size, (seed, number)) for number, size in enumerate(sizes)]
     processes = min(os.cpu_count() or 1, len(jobs))
-    shards = []
+    journeys: list[Journey] = []
     with multiprocessing.Pool(processes) as pool, Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task(f"making {name}: {steps:,} steps", total=steps)
-        for shard in pool.imap(_roam, jobs):
-            shards.append(shard)
-            bar.advance(task, len(shard["actions"]))
-    arrays = {key: np.concatenate([shard[key] for shard in shards]) for key in shards[0]}
-    about: dict[str, str | int | float] = {"name": f"regenerated/{name}", "maker": "waypoint controller", "seed": seed}
-    about["maze_map"] = json.dumps(maze_map)
-    about |= {package: version(package) for package in ("mujoco", "gymnasium-robotics")}
-    write_hdf5(path, arrays, about)
-    return path
+        for made in pool.imap(_roam, jobs):
+            journeys += made
+            bar.advance(task, sum(len(journey.actions) for journey in made))
+        about = _about(name, maze_map, goal_cell, episode_steps, seed)
+        env = point_maze(maze_map)
+        spaces = env.observation_space, env.action_space
+        env.close()
+        buffers = map(_buffer, bar.track(journeys, description="writing"))
+        size = STEP_BYTES * steps + EPISODE_BYTES * len(journeys)
+        write_folder(folder, buffers, *spaces, _spec(maze_map, episode_steps), about, size)
+    return folder
+
+
+def _check_free(folder: Path) -> None:
+    """Only a maze's dataset is ever replaced."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"a maze's data go to a folder; {folder} is a file. Choose another with --out.")
+    found = sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.exists() else []
+    if not found:
+        return
+    try:
+        ours = holds_dataset(folder) and is_maze(read_metadata(folder))
+    except UserError:
+        ours = False
+    if not ours or not {path.name for path in (folder / METADATA).parent.iterdir()} <= FILES:
+        raise UserError(
+            f"a maze's data go to a new or empty folder, or replace such data; {folder} holds something else "
+            f"({shorten(', '.join(found), 60, placeholder=' ...')}). Choose another with --out, or empty it yourself."
+        )
+
+
+def _about(
+    name: str, maze_map: list[list[int]], goal_cell: tuple[int, int] | None, episode_steps: int, seed: int
+) -> dict[str, Any]:
+    """The dataset's metadata."""
+    goal = (
+        "the wanderer's goal" if goal_cell is None else "the centre of the cell in row {}, column {}".format(*goal_cell)
+    )
+    about: dict[str, Any] = {
+        "dataset_id": dataset_id(name),
+        "description": ABOUT.format(episode=EPISODE, radius=RADIUS, goal=goal),
+        "algorithm_name": "waypoint controller",
+        "author": {"kdp"},
+        "seed": seed,
+        "maze_map": json.dumps(maze_map),
+        "made_with": {package: version(package) for package in ("mujoco", "gymnasium-robotics", "numpy")},
+        "requirements": ["gymnasium-robotics>=1.4.2"],
+    }
+    if goal_cell is not None:
+        with_goal: list[list[Any]] = [list(row) for row in maze_map]
+        with_goal[goal_cell[0]][goal_cell[1]] = "g"
+        about["eval_env_spec"] = _spec(with_goal, episode_steps).to_json()
+    return about
+
+
+def _buffer(journey: Journey) -> Any:
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    last = np.arange(len(journey.actions)) == len(journey.actions) - 1
+    return EpisodeBuffer(
+        observations={
+            "observation": journey.observations,
+            "achieved_goal": journey.observations[:, :2],
+            "desired_goal": journey.goals,
+        },
+        actions=journey.actions,
+        rewards=journey.rewards,
+        terminations=np.zeros_like(last),
+        truncations=last,
+    )
+
+
+def _spec(maze_map: list[list[Any]], episode_steps: int) -> Any:
+    """What Minari makes the environment from; a cell "g" is the only goal."""
+    from gymnasium.envs.registration import EnvSpec
+
+    return EnvSpec(
+        "PointMaze-v3",
+        "gymnasium_robotics.envs.maze.point_maze:PointMazeEnv",
+        max_episode_steps=episode_steps,
+        kwargs={"maze_map": maze_map, "continuing_task": True, "reset_target": False},
+    )
 
 
 def point_maze(maze_map: list[list[int]]) -> Any:
@@ -100,46 +209,46 @@ def point_maze(maze_map: list[list[int]]) -> Any:
     return PointMazeEnv(maze_map=maze_map, continuing_task=True)
 
 
-def _roam(job: tuple) -> dict[str, np.ndarray]:
+def _roam(job: tuple) -> list[Journey]:
     return roam(*job)
 
 
 def roam(
     maze_map: list[list[int]], goal_cell: tuple[int, int] | None, steps: int, seed: int | tuple[int, ...]
-) -> dict[str, np.ndarray]:
-    """One wanderer, in D4RL's arrays: from goal to goal, cut into episodes of EPISODE steps, each from a random place.
-    Rewards are those of the maze's own goal, or of the wanderer's where the maze has none."""
+) -> list[Journey]:
+    """One wanderer: from goal to goal, cut into episodes of EPISODE steps, each from a random place. Rewards are those
+    of the maze's own goal, or of the wanderer's where the maze has none."""
     env, router = point_maze(maze_map), Router(maze_map)
     random = np.random.default_rng(seed)
-    observations, actions = np.empty((steps, 4), np.float32), np.empty((steps, 2), np.float32)
-    goals, noise = np.empty((steps, 2), np.float32), random.normal(0, NOISE, (steps, 2))
+    noise = random.normal(0, NOISE, (steps, 2))
 
     def place() -> tuple[int, np.ndarray]:
         cell = int(random.integers(len(router.cells)))
         return cell, router.centre[cell] + random.uniform(-0.25, 0.25, 2)
 
+    def journey(noise: np.ndarray) -> Journey:
+        count = len(noise)
+        observations, goals = np.empty((count + 1, 4)), np.empty((count + 1, 2))
+        actions = np.empty((count, 2), np.float32)
+        state = np.concatenate([place()[1], np.zeros(2)])
+        env.point_env.set_state(state[:2], state[2:])
+        (goal_cell_number, goal), waypoint = place(), -1
+        for t in range(count):
+            while math.dist(state[:2], goal) < ARRIVED:
+                (goal_cell_number, goal), waypoint = place(), -1
+            here = router.cell_of(state[0], state[1])
+            if waypoint < 0 or math.dist(state[:2], router.centre[waypoint]) < REACHED:
+                waypoint = router.step[goal_cell_number, here]
+            target = goal if waypoint == goal_cell_number else router.centre[waypoint]
+            action = np.clip(P_GAIN * (target - state[:2]) - D_GAIN * state[2:] + noise[t], -1, 1)
+            observations[t], goals[t], actions[t] = state, goal, action
+            state = env.point_env.step(action)[0]
+        observations[count], goals[count] = state, goal
+        rewarded = np.float32(goals[:-1]) if goal_cell is None else router.centre[router.number[goal_cell]]
+        away = np.linalg.norm(np.float32(observations[:-1, :2]) - rewarded, axis=1)
+        return Journey(observations, goals, actions, (away <= RADIUS).astype(np.float32))
+
     env.reset(seed=int(random.integers(2**31)))
-    for t in range(steps):
-        if t % EPISODE == 0:
-            state = np.concatenate([place()[1], np.zeros(2)])
-            env.point_env.set_state(state[:2], state[2:])
-            (goal_cell_number, goal), waypoint = place(), -1
-        while math.dist(state[:2], goal) < ARRIVED:
-            (goal_cell_number, goal), waypoint = place(), -1
-        here = router.cell_of(state[0], state[1])
-        if waypoint < 0 or math.dist(state[:2], router.centre[waypoint]) < REACHED:
-            waypoint = router.step[goal_cell_number, here]
-        target = goal if waypoint == goal_cell_number else router.centre[waypoint]
-        action = np.clip(P_GAIN * (target - state[:2]) - D_GAIN * state[2:] + noise[t], -1, 1)
-        observations[t], actions[t], goals[t] = state, action, goal
-        state = env.point_env.step(action)[0]
+    journeys = [journey(noise[at : at + EPISODE]) for at in range(0, steps, EPISODE)]
     env.close()
-    rewarded = goals if goal_cell is None else router.centre[router.number[goal_cell]]
-    return {
-        "observations": observations,
-        "actions": actions,
-        "rewards": (np.linalg.norm(observations[:, :2] - rewarded, axis=1) <= RADIUS).astype(np.float32),
-        "terminals": np.zeros(steps, bool),
-        "timeouts": (np.arange(steps) % EPISODE == EPISODE - 1) | (np.arange(steps) == steps - 1),
-        "infos/goal": goals,
-    }
+    return journeys

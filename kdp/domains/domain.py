@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from kdp.keys import KeyMap, state_key
+from kdp.networks import Sizes
 from kdp.plan import Tracker
 from kdp.score import Arrival
 from kdp.windows import Episodes, Goals
@@ -52,6 +53,12 @@ class Domain:
     """Default of drift.tilt, in steps."""
     lambda_a: float = 1.0
     """Default of drift.lambda_a: less where the data's actions are mostly noise."""
+    network: Sizes = Sizes()
+    """Default of the network's sizes."""
+    relabel: bool = False
+    """Default of --relabel: on where the data's actions are mostly noise."""
+    hurry: float = 1.0
+    """How many tokens ahead the inverse model's targets lie; it is fitted to targets one token ahead."""
     scorer: Arrival | None = None
     tracker: Tracker | None = None
     environments: Callable[[int], Environments] | None = None
@@ -63,7 +70,7 @@ class Domain:
     walls: list[list[int]] | None = None
     """A map for pictures: rows, 1 a wall."""
     make: Callable[[int | None, int, Path | None], Path] | None = None
-    """`kdp data make`: (steps, seed, file), each None for the usual -> the file."""
+    """`kdp data make`: (steps, seed, folder), steps and folder None for the usual -> the folder."""
 
     @property
     def executor(self) -> str:

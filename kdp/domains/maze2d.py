@@ -10,17 +10,21 @@ from pathlib import Path
 
 import numpy as np
 
-from kdp.datasets import open_file
-from kdp.datasets.files import read_attributes
-from kdp.datasets.waypoint import RADIUS, Router, make_maze_data, point_maze
+from kdp.datasets.minari_sets import holds_dataset, read_folder, read_metadata
+from kdp.datasets.waypoint import RADIUS, Router, dataset_id, is_maze, make_maze_data, point_maze
 from kdp.domains.domain import Domain, Step
 from kdp.errors import UserError
 from kdp.keys import ScaledKey
+from kdp.networks import Sizes
 from kdp.plan import Tracker
 from kdp.score import Arrival
 from kdp.windows import Episodes, Goals
 
 POSITION, VELOCITY = (0, 1), (2, 3)
+SMALL = Sizes(width=256, blocks=3, channels=32, noise=16, bands=4)
+MIDDLE = Sizes(width=512, blocks=4, channels=32, noise=16, bands=4)  # the largest that a CPU trains in minutes
+BIG = Sizes(width=1024, blocks=4, channels=64, noise=32, bands=4)
+SHORT = 8  # cells of the longest way through a maze that the small network serves
 STEPS_PER_CELL = 28  # the waypoint controller needs about 20; plans that just fit their horizon cut corners
 
 
@@ -38,17 +42,22 @@ class Maze:
         return [list(row) for row in self.map]
 
     @property
-    def file(self) -> Path:
-        return data_folder() / f"{self.name}.hdf5"
+    def folder(self) -> Path:
+        return data_folder() / dataset_id(self.name)
 
-    def make(self, steps: int | None = None, seed: int = 0, file: Path | None = None) -> Path:
-        """Makes the data, in place of what is there."""
+    def make(self, steps: int | None = None, seed: int = 0, folder: Path | None = None) -> Path:
+        """Makes the data, in place of those that are there."""
         steps = self.data_steps if steps is None else steps
-        return make_maze_data(file or self.file, self.name, self.rows, self.goal_cell, steps, seed)
+        return make_maze_data(
+            folder or self.folder, self.name, self.rows, self.goal_cell, self.episode_steps, steps, seed
+        )
 
     def episodes(self) -> Episodes:
-        """Reads the data, and makes it the first time."""
-        return open_file(self.file if self.file.exists() else self.make())
+        """Reads the data, and makes them the first time."""
+        return self.read(self.folder if holds_dataset(self.folder) else self.make())
+
+    def read(self, folder: Path) -> Episodes:
+        return read_folder(folder, f"regenerated/{self.name}")
 
 
 class MazeEnvironments:
@@ -85,11 +94,11 @@ class MazeEnvironments:
 
 
 def data_folder() -> Path:
-    """Where made datasets are kept: $KDP_DATA, else data/ in the current folder."""
+    """Where made datasets are kept, as in a root folder of Minari's: $KDP_DATA, else data/ in the current folder."""
     return Path(os.environ.get("KDP_DATA", "data"))
 
 
-def maze_domain(maze: Maze, about: str, horizon: int, stride: int) -> Domain:
+def maze_domain(maze: Maze, about: str, horizon: int, stride: int, network: Sizes) -> Domain:
     return Domain(
         maze.name,
         about,
@@ -98,8 +107,11 @@ def maze_domain(maze: Maze, about: str, horizon: int, stride: int) -> Domain:
         stride=stride,
         goals=Goals(POSITION, VELOCITY),
         key=ScaledKey((1, 1, 0.3, 0.3, 1, 1)),
-        tilt=60.0,
+        tilt=20.0,
         lambda_a=0.1,
+        network=network,
+        relabel=True,
+        hurry=1.5,
         scorer=Arrival(POSITION, RADIUS, stride),
         tracker=Tracker(POSITION, VELOCITY, kp=10.0, kd=1.0, lookahead=12),
         environments=lambda count: MazeEnvironments(maze, count),
@@ -111,31 +123,45 @@ def maze_domain(maze: Maze, about: str, horizon: int, stride: int) -> Domain:
     )
 
 
-def custom_maze(rows: list[list[int]], file: Path | None = None) -> Domain:
+def custom_maze(rows: list[list[int]], folder: Path | None = None) -> Domain:
     """The domain of any map: random starts and goals, horizon and time limit from its longest way."""
     router = Router(rows)
     horizon = -(-STEPS_PER_CELL * max(router.longest, 2) // 8) * 8
     maze = Maze("maze2d", tuple(tuple(row) for row in rows), episode_steps=round(2.5 * horizon))
-    domain = maze_domain(maze, "a point mass in a maze of your own", horizon, stride=4 if horizon <= 160 else 8)
-    if file is None:
-        return domain
-    return replace(domain, episodes=lambda: open_file(file), source=str(file.resolve()), make=None)
+    about, stride = "a point mass in a maze of your own", 4 if horizon <= 160 else 8
+    domain = maze_domain(maze, about, horizon, stride, SMALL if router.longest <= SHORT else MIDDLE)
+    return domain if folder is None else _with_data(domain, maze, folder)
 
 
-def maze_of_file(file: Path) -> Domain | None:
-    """The domain of a file that `kdp data make` wrote for a map of the user's own; None for any other file."""
-    if file.suffix not in (".hdf5", ".h5") or not file.is_file():
+def maze_of_folder(folder: Path) -> Domain | None:
+    """The domain of a folder that `kdp data make` wrote; None for any other dataset."""
+    about = read_metadata(folder)
+    if not is_maze(about):
         return None
-    attributes = read_attributes(file)
-    custom = attributes.get("name") == "regenerated/maze2d" and "maze_map" in attributes
-    return custom_maze(json.loads(attributes["maze_map"]), file) if custom else None
+    rows = _map(str(about["maze_map"]), folder)
+    for maze, domain in FIXED.items():
+        if maze.rows == rows and dataset_id(maze.name) == about.get("dataset_id"):
+            return domain if folder.resolve() == maze.folder.resolve() else _with_data(domain, maze, folder)
+    return custom_maze(rows, folder)
+
+
+def _with_data(domain: Domain, maze: Maze, folder: Path) -> Domain:
+    return replace(domain, episodes=lambda: maze.read(folder), source=str(folder.resolve()), make=None)
 
 
 def read_map(file: Path) -> list[list[int]]:
     """A map from JSON: a list of rows, 1 a wall, 0 free."""
     try:
-        rows = json.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        return _map(file.read_text(), file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as a map in JSON ({error}).") from error
+
+
+def _map(text: str, file: Path) -> list[list[int]]:
+    """Checks a map; `file` is where it is from."""
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
         raise UserError(f"{file} cannot be read as a map in JSON ({error}).") from error
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         raise UserError(f"a map is a list of rows; {file} holds something else.")
@@ -192,7 +218,7 @@ LARGE = Maze(
     reference=(6.7, 273.99),
     data_steps=4_000_000,
 )
-SIZES = {UMAZE: (192, 8), MEDIUM: (256, 8), LARGE: (384, 8)}  # horizon, stride
+SIZES = {UMAZE: (192, 8, SMALL), MEDIUM: (256, 8, BIG), LARGE: (384, 8, BIG)}  # horizon, stride
 
 
 def _multi(domain: Domain, maze: Maze) -> Domain:
