@@ -21,8 +21,8 @@ STEPS, BATCH, WIDTH, RATE = 2000, 1024, 128, 2e-3
 class InverseModel(nn.Module):
     """state, target (N,d_s) in the dataset's units, the target `gap` steps ahead -> actions (N,d_a).
 
-    It is used with targets `ahead` steps ahead. More than the gap hurries: what took the data `ahead` steps is tried in
-    `gap`, as a tracking law does that looks ahead. Demonstrators with noise on their actions dawdle.
+    As an executor it is given targets `ahead` steps ahead. More than the gap hurries: what takes the plan `ahead` steps
+    is tried in `gap`, as a tracking law does that looks ahead. Demonstrators with noise on their actions dawdle.
     """
 
     def __init__(self, normalizer: Normalizer, gap: int, ahead: int | None = None):
@@ -76,11 +76,11 @@ def fit_inverse(
 
 @torch.no_grad()
 def relabelled(episodes: Episodes, model: InverseModel, block: int = 1 << 18) -> Episodes:
-    """The same episodes with the actions that lead, on average, from each state toward the one `ahead` steps later: the
-    noise on the data's actions is gone."""
+    """The same episodes with the actions that lead, on average, from each state to the one `gap` steps later: the noise
+    on the data's actions is gone."""
     steps = episodes.steps.clone()
     for lo in range(0, len(steps), block):
         first = torch.arange(lo, min(lo + block, len(steps)), device=steps.device)
-        later = (first + model.ahead).minimum(episodes.last_of(first))
+        later = (first + model.gap).minimum(episodes.last_of(first))
         steps[first, episodes.state_dim :] = model.within(episodes.observations[first], episodes.observations[later])
     return replace(episodes, steps=steps)

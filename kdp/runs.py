@@ -216,7 +216,7 @@ def assemble(
     if config.relabel:
         episodes = relabelled(episodes, inverse)
     reach = inverse.within if config.relabel else None
-    windows = Windows(episodes, config.horizon, config.stride, domain.goals, reach, inverse.ahead)
+    windows = Windows(episodes, config.horizon, config.stride, domain.goals, reach)
     conditions = max(1, config.batch // method.samples)
     keyed = config.drift.keying
     sampler = Sampler(windows, normalizer, domain.key, conditions, method.positives, config.seed, keyed=keyed)

@@ -127,7 +127,7 @@ class Windows:
     its episode repeats the last step instead (so an episode of T steps has T windows).
 
     A hindsight window stays at its goal, where the data may have passed at full speed: the data's actions do not brake.
-    `reach` gives actions that do, from states (N,d_s) toward states `ahead` steps later (N,d_s); see kdp/inverse.py.
+    `reach` gives actions that do, from states (N,d_s) to states a token later (N,d_s); see kdp/inverse.py.
     """
 
     def __init__(
@@ -137,7 +137,6 @@ class Windows:
         stride: int = 1,
         goals: Goals | None = None,
         reach: Callable[[Tensor, Tensor], Tensor] | None = None,
-        ahead: int = 0,
     ):
         longest = int(episodes.lengths.max())
         fitting = min(horizon, longest) // max(stride, 1) * max(stride, 1)
@@ -152,8 +151,7 @@ class Windows:
                 f"horizon must not be longer than every episode; got {horizon=}, and the longest of "
                 f"{len(episodes.lengths)} episodes has {longest} steps. {remedy}"
             )
-        self.episodes, self.horizon, self.stride, self.goals = episodes, horizon, stride, goals
-        self.reach, self.ahead = reach, ahead
+        self.episodes, self.horizon, self.stride, self.goals, self.reach = episodes, horizon, stride, goals, reach
         self.tokens, self.width = horizon // stride, episodes.state_dim + stride * episodes.action_dim
 
     def __len__(self) -> int:
@@ -195,14 +193,14 @@ class Windows:
         return torch.cat([states, actions.reshape(len(first), self.tokens, -1)], -1)
 
     def _braking(self, actions: Tensor, first: Tensor, arrival: Tensor) -> Tensor:
-        """actions (B,H,d_a) -> the same, but from `ahead` steps before arrival on they come to rest at the goal."""
+        """actions (B,H,d_a) -> the same, but in the last token before arrival they come to rest at the goal."""
         assert self.goals is not None and self.reach is not None
-        soon = (arrival - self.ahead).clamp_min(0)[:, None] + torch.arange(self.ahead + 1, device=first.device)
-        soon = soon.minimum(arrival[:, None])  # (B,ahead+1) steps; the last, repeated, are the arrival itself
+        soon = (arrival - self.stride).clamp_min(0)[:, None] + torch.arange(self.stride + 1, device=first.device)
+        soon = soon.minimum(arrival[:, None])  # (B,m+1) steps; the last, repeated, are the arrival itself
         rest = self.episodes.observations[first + arrival].clone()
         rest[:, list(self.goals.still)] = 0.0
         here = self.episodes.observations[first[:, None] + soon]
-        brake = self.reach(here.flatten(0, 1), rest.repeat_interleave(self.ahead + 1, 0))
+        brake = self.reach(here.flatten(0, 1), rest.repeat_interleave(self.stride + 1, 0))
         return actions.scatter(1, soon[..., None].expand(-1, -1, actions.shape[2]), brake.view(*soon.shape, -1))
 
     def goal(self, first: Tensor, arrival: Tensor) -> Tensor | None:
