@@ -354,7 +354,8 @@ def ablations_command(
     runs: Path = Path("runs/bench-ablations"),
     results: Path = Path("results/ablations.jsonl"),
 ) -> None:
-    """The paper's ablations of the objective, for our field and for the published one; rows go to results/.
+    """The paper's ablations of the objective, for our field and for the published one, and of what we add; rows go to
+    results/.
 
     Examples: kdp bench ablations --quick --variants "full,no keying"
     / kdp bench ablations --jobs 14 --device cuda
@@ -371,11 +372,12 @@ def ablations_command(
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
     """
-    from kdp.bench.ablations import BASES, VARIANTS, bench_ablations
+    from kdp.bench.ablations import BASES, OURS, VARIANTS, bench_ablations
     from kdp.bench.maze2d import TASKS
 
     _check_study(seeds, jobs, device)
-    chosen = _names("variant", ",".join(VARIANTS) if variants == "all" else variants, VARIANTS)
+    known = [*VARIANTS, *OURS]
+    chosen = _names("variant", ",".join(known) if variants == "all" else variants, known)
     bases = _names("field", fields, BASES)
     console = Console(stderr=True)
     mazes = _names("task", tasks, TASKS)
@@ -389,6 +391,7 @@ def candidates_command(
     methods: str = "kdp,diffuser",
     values: str = "1,4,16,64,256",
     seeds: int = 3,
+    minutes: float | None = None,
     jobs: int = 1,
     quick: bool = False,
     device: Device = "cpu",
@@ -406,6 +409,7 @@ def candidates_command(
         methods: Methods, separated by commas, where no run is given.
         values: The numbers of candidates, separated by commas.
         seeds: Runs of each, where no run is given.
+        minutes: Training time of each, as given to `kdp bench maze2d`; the domain's own number of steps unless given.
         jobs: Processes side by side.
         quick: A few steps and episodes of everything, to see that it runs.
         device: cpu, or cuda where there is one.
@@ -417,7 +421,7 @@ def candidates_command(
 
     _check_study(seeds, jobs, device)
     mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
-    trainings = given_runs(list(run), device) or maze_runs(mazes, named, seeds, None, quick, device, runs)
+    trainings = given_runs(list(run), device) or maze_runs(mazes, named, seeds, minutes, quick, device, runs)
     bench_candidates(trainings, _counts("values", values), quick, jobs, results, Console(stderr=True))
 
 
@@ -427,6 +431,7 @@ def horizon_command(
     methods: str = "kdp",
     values: str = "96,128,192,256,384",
     seeds: int = 3,
+    minutes: float | None = None,
     jobs: int = 1,
     quick: bool = False,
     device: Device = "cpu",
@@ -442,6 +447,7 @@ def horizon_command(
         methods: Methods, separated by commas.
         values: Horizons in steps, separated by commas; multiples of the domain's stride.
         seeds: Runs of each.
+        minutes: Training time of each; the domain's own number of steps unless given.
         jobs: Processes side by side.
         quick: A few steps and episodes of everything, to see that it runs.
         device: cpu, or cuda where there is one.
@@ -454,7 +460,7 @@ def horizon_command(
     _check_study(seeds, jobs, device)
     mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
     horizons = _counts("values", values)
-    bench_horizon(mazes, named, horizons, seeds, quick, jobs, device, runs, results, Console(stderr=True))
+    bench_horizon(mazes, named, horizons, seeds, minutes, quick, jobs, device, runs, results, Console(stderr=True))
 
 
 @bench.command(name="curves")

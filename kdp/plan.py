@@ -223,7 +223,10 @@ class Controller:
         if executor == "track" and planner.tracker is None:
             raise UserError("the track executor needs a domain with a tracking law; this run has none. Use action.")
         if executor == "inverse" and planner.inverse is None:
-            raise UserError("the inverse executor is fitted when training ends; this run has not ended. Resume it.")
+            raise UserError(
+                "the inverse executor needs inverse.safetensors, which this run does not have (an older one, perhaps). "
+                "Resume the run with `kdp train --resume`: that fits it, even where the training is finished."
+            )
         if candidates < 1 or chunk < 0:
             raise UserError(
                 f"candidates must be 1 or more, and chunk too, or 0 to plan only once; got {candidates=} {chunk=}."

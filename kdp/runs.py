@@ -162,7 +162,7 @@ def start_run(
     }
     _writable(folder)
     save_json(folder / CONFIG, about)
-    save_tensors(folder / INVERSE, parts.inverse.state_dict(), {"gap": parts.inverse.gap, "ahead": parts.inverse.ahead})
+    _save_inverse(folder, parts.inverse)
     return _train(config, parts, folder, False, stop_after, console)
 
 
@@ -186,6 +186,8 @@ def resume_run(
         )
     normalizer = Normalizer.fit(episodes.observations, episodes.actions).to(device)
     parts = assemble(config, domain, episodes, device, _load_inverse(folder, normalizer, device))
+    if not (folder / INVERSE).exists():
+        _save_inverse(folder, parts.inverse)
     return _train(config, parts, folder, True, stop_after, console)
 
 
@@ -205,6 +207,7 @@ def assemble(
     """The parts of a run, from a resolved config; the inverse model is fitted unless given."""
     assert config.horizon and config.stride and config.batch
     fast_products(device)
+    Windows(episodes, config.horizon, config.stride)  # refused before anything is fitted, if it is
     goal_dims = domain.goals.dims if domain.goals else ()
     method = build_method(config, episodes.state_dim, episodes.action_dim, goal_dims).to(device)
     normalizer = Normalizer.fit(episodes.observations, episodes.actions).to(device)
@@ -322,6 +325,10 @@ def _train(config: RunConfig, parts: Parts, folder, resume, stop_after, console)
         stop_after=stop_after,
         console=console,
     )
+
+
+def _save_inverse(folder: Path, model: InverseModel) -> None:
+    save_tensors(folder / INVERSE, model.state_dict(), {"gap": model.gap, "ahead": model.ahead})
 
 
 def _load_inverse(folder: Path, normalizer: Normalizer, device: str) -> InverseModel | None:

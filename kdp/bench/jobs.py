@@ -98,7 +98,8 @@ def judge_all(judgings: list[Judging], jobs: int, path: Path, console: Console) 
     measure each other.
     """
     rows, now = read(path), commit()
-    todo = [judging for judging in judgings if not holds(rows, identity(judging, now))]
+    named = {json.dumps(identity(judging, now)): judging for judging in reversed(judgings)}  # once each, the first
+    todo = [judging for name, judging in reversed(named.items()) if not holds(rows, json.loads(name))]
     alone: dict[Timing, float] = {}
     if todo:
         wanted = list({timing(judging): judging for judging in reversed(todo)}.values())

@@ -31,6 +31,7 @@ def bench_horizon(
     methods: list[str],
     values: list[int],
     seeds: int,
+    minutes: float | None,
     quick: bool,
     jobs: int,
     device: str,
@@ -41,7 +42,7 @@ def bench_horizon(
     """A run for every horizon, all else equal, tracking; the longest first."""
     trainings = []
     for horizon in sorted(values)[::-1]:
-        for training in maze_runs(tasks, methods, seeds, None, quick, device, runs):
+        for training in maze_runs(tasks, methods, seeds, minutes, quick, device, runs):
             folder = training.folder.with_name(f"{training.folder.name}-H{horizon}")
             trainings.append(replace(training, config=replace(training.config, horizon=horizon), folder=folder))
     train_all(trainings, jobs, console)

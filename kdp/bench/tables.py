@@ -114,15 +114,17 @@ def maze2d_summary(rows: Rows, curves: Rows) -> str:
             for label in dict.fromkeys(_label(group[0]) for group in sorted(mine, key=lambda group: _order(group[0])))
         ]
         usual = [next((group for group in mine if group[0]["method"] == method), []) for method in methods]
-        lines.append(["plans that touch a wall, closed loop", *(mean(group, "walls", "{:.1%}") for group in usual)])
-        lines.append(["ms a decision, closed loop", *map(_ms, usual)])
-        lines.append(["minutes to 90 % of the final score", *(soon.get((task, method), "") for method in methods)])
+        lines.append(["plans that touch a wall, first line", *(mean(group, "walls", "{:.1%}") for group in usual)])
+        lines.append(["ms a decision, first line", *map(_ms, usual)])
+        for device in dict.fromkeys(where for where_task, _, where in soon if where_task == task):
+            times = [soon.get((task, method, device), "") for method in methods]
+            lines.append([f"minutes to 90 % of the score, {device}", *times])
         body += [[task.removeprefix("maze2d-") if at == 0 else "", *line] for at, line in enumerate(lines)]
     episodes = _few({row["episodes"] for group in groups for row in group})
     note = (
         f"Regenerated data, on D4RL's scale of returns; not D4RL's files. Mean ± standard error over seeds "
-        f"({_few({len(group) for group in groups})}), {episodes} episodes each. Candidates a plan: "
-        f"{_candidates(groups)}. {PAPER}"
+        f"({_few({len(group) for group in groups})}), {episodes} episodes each. K: candidates a plan; first "
+        f"line: a method's own. {PAPER}"
     )
     return "\n".join([*markdown(["maze", "", *methods], body), "", *prose(note), "", *origin(groups)])
 
@@ -222,12 +224,12 @@ def curves_page(rows: Rows) -> str:
     return "\n".join([*lines, *origin(groups), ""])
 
 
-def minutes_to_90(curves: Rows) -> dict[tuple[str, str], str]:
-    """(task, method) -> minutes of training to nine tenths of the final score, on the last device measured."""
+def minutes_to_90(curves: Rows) -> dict[tuple[str, str, str], str]:
+    """(task, method, device) -> minutes of training to nine tenths of the final score."""
     soon = {}
     for group in latest(curves, ("task", "method", "device"), each=("seed", "train_steps")):
         times = reached(group)
-        soon[group[0]["task"], group[0]["method"]] = f"{np.mean(times):.2f}" if times else ""
+        soon[group[0]["task"], group[0]["method"], group[0]["device"]] = f"{np.mean(times):.2f}" if times else ""
     return soon
 
 
@@ -305,7 +307,8 @@ def _cell(groups: list[Rows], label: str, method: str, form: Callable[[Rows], st
 
 
 def _label(row: Row) -> str:
-    return f"{row['executor']}, {_loop(row)}"
+    loop = "" if row["chunk"] == 1 and not row["warm"] else f", {_loop(row).removeprefix('closed loop, ')}"
+    return f"{row['executor']}, K {row['candidates']}{loop}"
 
 
 def _loop(row: Row) -> str:
@@ -313,22 +316,10 @@ def _loop(row: Row) -> str:
     return often + (f", warm {row['warm']}" if row.get("warm") else "")
 
 
-def _order(row: Row) -> tuple[bool, bool, int]:
-    """Closed loops first, by executor; then warm starts, then open loops."""
-    return row["chunk"] == 0, bool(row["warm"]), ["track", "inverse", "action"].index(row["executor"])
-
-
-def _candidates(groups: list[Rows]) -> str:
-    """K by method, closed loop and open."""
-    said = []
-    for method in METHODS:
-        for open_loop in (False, True):
-            mine = {
-                g[0]["candidates"] for g in groups if g[0]["method"] == method and (g[0]["chunk"] == 0) == open_loop
-            }
-            if mine:
-                said.append(f"{method} {_few(mine)}" + (" (open loop)" if open_loop else ""))
-    return ", ".join(said)
+def _order(row: Row) -> tuple[bool, bool, int, int]:
+    """Closed loops first, by executor and most candidates; then warm starts, then open loops."""
+    executor = ["track", "inverse", "action"].index(row["executor"])
+    return row["chunk"] == 0, bool(row["warm"]), executor, -row["candidates"]
 
 
 def _ms(group: Rows) -> str:

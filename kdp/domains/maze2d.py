@@ -23,7 +23,7 @@ from kdp.windows import Episodes, Goals
 POSITION, VELOCITY = (0, 1), (2, 3)
 SMALL = Sizes(width=256, blocks=3, channels=32, noise=16, bands=4)
 MIDDLE = Sizes(width=512, blocks=4, channels=32, noise=16, bands=4)  # the largest that a CPU trains in minutes
-BIG = Sizes(width=1024, blocks=4, channels=64, noise=32, bands=4)
+BIG = Sizes(width=1024, blocks=4, channels=32, noise=32, bands=4)
 SHORT = 8  # cells of the longest way through a maze that the small network serves
 STEPS_PER_CELL = 28  # the waypoint controller needs about 20; plans that just fit their horizon cut corners
 
