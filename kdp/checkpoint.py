@@ -14,7 +14,7 @@ from torch import Tensor
 from kdp.errors import UserError
 from kdp.files import replacing
 
-FORMAT = "kdp-1"
+FORMAT = "kdp-2"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:

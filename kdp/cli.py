@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from kdp.domains import DOMAINS, find_domain
-from kdp.domains.maze2d import custom_maze, read_map
+from kdp.domains.locomotion import REMEDIES
+from kdp.domains.maze2d import custom_maze, data_folder, read_map
 from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
 from kdp.methods.diffuser import DiffusionConfig
@@ -24,7 +26,7 @@ from kdp.train import LoopConfig, Outcome
 app = tyro.extras.SubcommandApp()
 data = tyro.extras.SubcommandApp()
 bench = tyro.extras.SubcommandApp()
-app.command(data, name="data", help="List, look at and make datasets.")
+app.command(data, name="data", help="List, look at, make, collect and download datasets.")
 app.command(bench, name="bench", help="Studies, each written to results/.")
 
 Device = Annotated[str, tyro.conf.arg(help="cpu, or cuda where there is one.")]
@@ -53,9 +55,10 @@ def data_list() -> None:
 
     Example: kdp data list
     """
-    table = Table("name", "horizon / stride", "can be made", "what it is")
+    table = Table(Column("name", no_wrap=True), "horizon / stride", "can be made", "what it is")
     for name, domain in DOMAINS.items():
-        table.add_row(name, f"{domain.horizon} / {domain.stride}", "yes" if domain.make else "built in", domain.about)
+        made = "yes" if domain.make else "collected" if name in REMEDIES else "built in"
+        table.add_row(name, f"{domain.horizon} / {domain.stride}", made, domain.about)
     Console().print(table)
     Console().print("Also: any .hdf5 (D4RL layout), .npz or Minari folder by its path, and any Minari id.")
 
@@ -108,11 +111,81 @@ def data_make(
         Console().print(f"wrote {path}; train on it with `kdp train {out}`")
         return
     makers = {name: domain.make for name, domain in DOMAINS.items() if domain.make}
+    if x in REMEDIES:
+        raise UserError(f"the data of {x} are not made but collected. {REMEDIES[x]}")
     if x not in makers:
         built_in = " It is built in, and needs no data." if x in DOMAINS else ""
         raise UserError(f"{x!r} is not a dataset that can be made.{built_in} {did_you_mean(x, makers)}")
     path = makers[x](steps, seed, out)
     Console().print(f"wrote {path}; look at it with `kdp data info {path}`")
+
+
+@data.command(name="collect")
+def data_collect(
+    env: str,
+    policy: str,
+    steps: int = 1_000_000,
+    stochastic: bool = True,
+    noise: float = 0.0,
+    mix: str | None = None,
+    seed: int = 0,
+    jobs: int | None = None,
+    name: str | None = None,
+    out: Path | None = None,
+) -> None:
+    """Let behaviour policies act in a Gymnasium environment and keep what happens, as a Minari dataset.
+
+    Examples: kdp data collect --env Hopper-v5 --policy hopper-medium.npz --name hopper-medium
+    / kdp data collect --env Hopper-v5 --policy medium.npz,expert.npz --mix 1,1 --steps 200000 --out my-hopper
+
+    Args:
+        env: Id of an environment with vectors for observations and actions, of gymnasium or gymnasium-robotics.
+        policy: .npz files of policies, separated by commas; kdp/datasets/policies.py describes the format.
+        steps: How many steps in all.
+        stochastic: Draw actions as the policy does; --no-stochastic takes its mean actions.
+        noise: Standard deviation of further noise on actions, which lie in [-1, 1].
+        mix: The policies' shares of the steps, separated by commas; equal unless given.
+        seed: The same seed makes the same data.
+        jobs: Processes; all cores unless given. The data do not depend on it.
+        name: What to call the data: regenerated/NAME-v0 in $KDP_DATA (or data/). A domain's name gives it its data.
+        out: The dataset's folder, instead of --name.
+    """
+    from kdp.datasets.collect import collect
+    from kdp.datasets.waypoint import dataset_id
+
+    if (name is None) == (out is None):
+        raise UserError("collected data need a name or a folder; give --name NAME or --out DIR, one of them.")
+    called = re.sub(r"[^\w-]+", "-", out.resolve().name) if out else str(name)
+    if re.fullmatch(r"[\w-]+", called) is None:
+        raise UserError(f"a name must be letters, digits, - and _; got {called!r}.")
+    shares = None if mix is None else _numbers("mix", mix)
+    folder = out or data_folder() / dataset_id(called)
+    policies = policy.split(",")
+    options = {"stochastic": stochastic, "noise": noise, "mix": shares, "seed": seed, "jobs": jobs}
+    collect(folder, called, env, policies, steps, **options)  # type: ignore[arg-type]
+    train = called if name in DOMAINS else folder
+    Console().print(f"wrote {folder}; look at it with `kdp data info {folder}`, train on it with `kdp train {train}`")
+
+
+@data.command(name="download")
+def data_download(x: tyro.conf.Positional[str], out: Path | None = None) -> None:
+    """Fetch one of D4RL's own files, such as hopper-medium-v2. Train on its path; judge with --domain.
+
+    Examples: kdp data download hopper-medium-v2
+    / kdp train data/d4rl/hopper_medium-v2.hdf5 --run runs/hopper
+    / kdp eval runs/hopper --domain hopper-medium
+
+    Args:
+        x: D4RL's name of a dataset.
+        out: The file to write, instead of d4rl/ in $KDP_DATA (or data/). One that is there is kept.
+    """
+    from kdp.datasets.d4rl import download, file_name
+
+    path = out or data_folder() / "d4rl" / file_name(x)
+    there = path.exists()
+    if not there:
+        download(x, path)
+    Console().print(f"{path} {'is already there' if there else 'is complete'}; train on it with `kdp train {path}`")
 
 
 @app.command(name="train")

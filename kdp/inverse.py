@@ -16,6 +16,7 @@ from kdp.sampler import generator
 from kdp.windows import Episodes
 
 STEPS, BATCH, WIDTH, RATE = 2000, 1024, 128, 2e-3
+BLOCK = 1 << 15  # states at once
 
 
 class InverseModel(nn.Module):
@@ -48,8 +49,9 @@ class InverseModel(nn.Module):
 
     @torch.no_grad()
     def within(self, state: Tensor, target: Tensor) -> Tensor:
-        """The same, kept within the range of the data's actions."""
-        return self(state, target).clamp(self.low, self.high)
+        """The same for any number of states, kept within the range of the data's actions."""
+        blocks = zip(state.split(BLOCK), target.split(BLOCK), strict=True)
+        return torch.cat([self(here, there) for here, there in blocks]).clamp(self.low, self.high)
 
 
 def fit_inverse(
@@ -75,12 +77,10 @@ def fit_inverse(
 
 
 @torch.no_grad()
-def relabelled(episodes: Episodes, model: InverseModel, block: int = 1 << 18) -> Episodes:
+def relabelled(episodes: Episodes, model: InverseModel) -> Episodes:
     """The same episodes with the actions that lead, on average, from each state to the one `gap` steps later: the noise
     on the data's actions is gone."""
-    steps = episodes.steps.clone()
-    for lo in range(0, len(steps), block):
-        first = torch.arange(lo, min(lo + block, len(steps)), device=steps.device)
-        later = (first + model.gap).minimum(episodes.last_of(first))
-        steps[first, episodes.state_dim :] = model.within(episodes.observations[first], episodes.observations[later])
-    return replace(episodes, steps=steps)
+    first = torch.arange(len(episodes), device=episodes.steps.device)
+    later = (first + model.gap).minimum(episodes.last_of(first))
+    actions = model.within(episodes.observations, episodes.observations[later])
+    return replace(episodes, steps=torch.cat([episodes.observations, actions], 1))

@@ -222,7 +222,12 @@ def assemble(
     windows = Windows(episodes, config.horizon, config.stride, domain.goals, reach)
     conditions = max(1, config.batch // method.samples)
     keyed = config.drift.keying
-    sampler = Sampler(windows, normalizer, domain.key, conditions, method.positives, config.seed, keyed=keyed)
+    push = None
+    if config.relabel and domain.goals and domain.push:
+        push = domain.push * (episodes.observations[config.stride :] - episodes.observations[: -config.stride]).std(0)
+    sampler = Sampler(
+        windows, normalizer, domain.key, conditions, method.positives, config.seed, keyed=keyed, push=push
+    )
     support = None
     if domain.scorer is not None:
         places = episodes.observations[:, list(domain.scorer.dims)]
@@ -293,7 +298,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} holds no run: there is no {CONFIG} in it. `kdp train X --run {folder}` makes one.")
     about = load_json(folder / CONFIG)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise UserError(f"{folder / CONFIG} is not the config of a kdp run (format {FORMAT!r}).")
+        raise UserError(
+            f"{folder / CONFIG} is not the config of a run of this version of kdp (format {FORMAT!r}). Train it again."
+        )
     try:
         RunConfig.from_json(about["config"])
     except (KeyError, TypeError) as error:

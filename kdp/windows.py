@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -122,6 +123,13 @@ class Goals:
     """State coordinates that are zero at rest (velocities)."""
 
 
+class Labels(NamedTuple):
+    """Actions (B,n,d_a) for some steps (B,n) of windows."""
+
+    step: Tensor
+    action: Tensor
+
+
 class Windows:
     """All windows of a dataset by their first step. Every step starts one: a window that would run past the end of
     its episode repeats the last step instead (so an episode of T steps has T windows).
@@ -174,8 +182,11 @@ class Windows:
         wanted = torch.where(coin, log_uniform, uniform).long().clamp_max(self.horizon - self.stride)
         return first, wanted.to(device).minimum(self.episodes.last_of(first) - first)
 
-    def gather(self, first: Tensor, arrival: Tensor) -> Tensor:
-        """Windows (B,L,D) in the dataset's units, from their first steps (B,) and arrivals (B,)."""
+    def gather(
+        self, first: Tensor, arrival: Tensor, push: Tensor | None = None, labels: Labels | None = None
+    ) -> Tensor:
+        """Windows (B,L,D) in the dataset's units, from their first steps (B,) and arrivals (B,). With a push (B,d_s) a
+        window begins that far off. Labels, where they are known already, are not computed again."""
         data, step = self.episodes, torch.arange(self.horizon, device=first.device)
         index = (first[:, None] + step).minimum(data.last_of(first)[:, None])
         if self.goals is not None:
@@ -185,23 +196,39 @@ class Windows:
         if self.goals is not None:
             there = step >= arrival[:, None]  # (B,H)
             actions = actions.masked_fill(there[..., None], 0.0)
-            if self.reach is not None:
-                actions = self._braking(actions, first, arrival)
+            labels = self.labels(first, arrival, push) if labels is None else labels
+            if labels is not None:
+                actions = actions.scatter(1, labels.step[..., None].expand_as(labels.action), labels.action)
             resting = there[:, :: self.stride] & (step[:: self.stride] > 0)  # the first state is as it is
             for dim in self.goals.still:
                 states[..., dim].masked_fill_(resting, 0.0)
+        if push is not None:
+            states[:, 0] += push
         return torch.cat([states, actions.reshape(len(first), self.tokens, -1)], -1)
 
-    def _braking(self, actions: Tensor, first: Tensor, arrival: Tensor) -> Tensor:
-        """actions (B,H,d_a) -> the same, but in the last token before arrival they come to rest at the goal."""
-        assert self.goals is not None and self.reach is not None
-        soon = (arrival - self.stride).clamp_min(0)[:, None] + torch.arange(self.stride + 1, device=first.device)
-        soon = soon.minimum(arrival[:, None])  # (B,m+1) steps; the last, repeated, are the arrival itself
-        rest = self.episodes.observations[first + arrival].clone()
-        rest[:, list(self.goals.still)] = 0.0
-        here = self.episodes.observations[first[:, None] + soon]
-        brake = self.reach(here.flatten(0, 1), rest.repeat_interleave(self.stride + 1, 0))
-        return actions.scatter(1, soon[..., None].expand(-1, -1, actions.shape[2]), brake.view(*soon.shape, -1))
+    def labels(self, first: Tensor, arrival: Tensor, push: Tensor | None = None) -> Labels | None:
+        """Actions by `reach`, where the data's own do not fit the window: in the token before arrival they come to rest
+        at the goal, and after a push, which fades over the first token, they lead back to the data."""
+        if self.goals is None or self.reach is None:
+            return None
+        token = torch.arange(self.stride + 1, device=first.device)
+        step = ((arrival - self.stride).clamp_min(0)[:, None] + token).minimum(arrival[:, None])  # the last may repeat
+        if push is not None:
+            step = torch.cat([step, token[:-1].expand(len(first), -1)], 1)  # (B,2m+1); a step may be in both
+        here = self._at(first, arrival, step, step > arrival[:, None])
+        there = self._at(first, arrival, step + self.stride, step + self.stride >= arrival[:, None])
+        if push is not None:
+            here = here + push[:, None] * (1 - step / self.stride).clamp_min(0)[..., None]
+        action = self.reach(here.flatten(0, 1), there.flatten(0, 1)).view(*step.shape, -1)
+        return Labels(step, action)
+
+    def _at(self, first: Tensor, arrival: Tensor, step: Tensor, resting: Tensor) -> Tensor:
+        """The states (B,n,d_s) of windows at steps (B,n): the goal from arrival on, at rest where `resting`."""
+        assert self.goals is not None
+        states = self.episodes.observations[first[:, None] + step.minimum(arrival[:, None])]
+        for dim in self.goals.still:
+            states[..., dim].masked_fill_(resting, 0.0)
+        return states
 
     def goal(self, first: Tensor, arrival: Tensor) -> Tensor | None:
         """The goals (B,d_g) that these windows come to, in the dataset's units."""

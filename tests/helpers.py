@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
 import torch
 
 from kdp.normalize import Normalizer
 from kdp.windows import Episodes
+
+
+@contextmanager
+def brief_inverse() -> Iterator[None]:
+    """Runs started in here fit their inverse model in a moment: it is not what is looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kdp.runs.INVERSE_STEPS", 5)
+        yield
 
 
 def write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> Path:

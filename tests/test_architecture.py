@@ -30,7 +30,7 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.inverse": {"kdp.normalize", "kdp.sampler", "kdp.windows"},
     "kdp.plan": {"kdp.inverse", "kdp.keys", "kdp.normalize", "kdp.score"},
     "kdp.datasets": {"kdp.windows"},
-    "kdp.domains": {"kdp.windows", "kdp.keys", "kdp.score", "kdp.plan", "kdp.datasets"},
+    "kdp.domains": {"kdp.windows", "kdp.keys", "kdp.networks", "kdp.score", "kdp.plan", "kdp.datasets"},
 }
 HEAVY = ("gymnasium", "gymnasium_robotics", "mujoco", "minari", "faiss", "h5py", "matplotlib", "tensorboard", "tyro")
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from helpers import plain_normalizer
 
+from kdp.bench.ablations import varied
 from kdp.bench.curves import spaced
-from kdp.bench.evaluate import Episode
+from kdp.bench.evaluate import Episode, evaluate, plan_ms_p50
 from kdp.bench.jobs import Training, is_finished, train_until
 from kdp.bench.maze2d import quick_config
 from kdp.bench.results import COLUMNS, append, holds, latest, read, row
@@ -29,6 +31,7 @@ from kdp.bench.tables import (
 from kdp.domains import DOMAINS
 from kdp.errors import UserError
 from kdp.plan import Planner
+from kdp.runs import RunConfig
 
 UMAZE = np.array(DOMAINS["maze2d-umaze"].walls)
 
@@ -81,7 +84,7 @@ def test_planners_are_judged_in_open_loop_and_diffuser_warm(small_maze, tmp_path
     rows = read(tmp_path / "results/maze2d.jsonl")
     told = [(r["method"], r["candidates"], r["chunk"], r["warm"], r["nfe"]) for r in rows]
     assert told == [("diffuser", 2, 100, 0, 2), ("diffuser", 2, 100, 1, 1), ("diffuser", 1, 0, 0, 2)] + [
-        ("kdp", 2, 100, 0, 1),
+        ("kdp", 2, 100, 0, 1),  # K = 16 and K = 4, both 2 when in a hurry: measured once
         ("kdp", 1, 0, 0, 1),
     ]
     assert [r["walls"] is None for r in rows] == [bool(r["warm"]) for r in rows]
@@ -90,20 +93,35 @@ def test_planners_are_judged_in_open_loop_and_diffuser_warm(small_maze, tmp_path
 
 
 def test_the_ablations_measure_samples_and_plans(small_maze, tmp_path):
-    words = ("bench", "ablations", "--quick", "--variants", "full,no keying", "--seeds", 1)
+    words = ("bench", "ablations", "--quick", "--variants", "full,no keying,the data's actions", "--seeds", 1)
     assert small_maze(*words)[0] == 0
     rows = read(tmp_path / "results/ablations.jsonl")
     assert [(r["base"], r["variant"], r["field"], r["executor"]) for r in rows[::2]] == [
         ("joint", "full", "joint", "track"),
         ("joint", "no keying", "joint", "track"),
+        ("joint", "the data's actions", "joint", "track"),  # not the paper's: not of its field
         ("keyed", "full", "keyed", "track"),
         ("keyed", "no keying", "window", "track"),
     ]
-    assert [r["config"]["drift"]["keying"] for r in rows[::2]] == [True, False, True, True]
+    assert [r["config"]["drift"]["keying"] for r in rows[::2]] == [True, False, True, True, True]
+    assert [r["config"]["relabel"] for r in rows[::2]] == [True, True, False, True, True]
     for r in rows:
         assert set(COLUMNS) <= r.keys()
         assert all(np.isfinite(r[name]) for name in ("energy_score", "diversity", "data_diversity", "walls"))
     assert "## maze2d-umaze, keyed field" in ablations_page(rows)
+
+
+def test_what_we_add_to_the_paper_is_left_out_one_by_one():
+    plain = RunConfig("maze2d-umaze")
+    domain = DOMAINS["maze2d-umaze"]
+    full = varied(plain, "joint", "full").for_domain(domain)
+    assert full == plain.for_domain(domain)
+    for variant, part in (("no tilt", "drift"), ("the data's actions", "relabel"), ("no bands", "network")):
+        other = varied(plain, "joint", variant).for_domain(domain)
+        assert [name for name in vars(full) if getattr(full, name) != getattr(other, name)] == [part]
+    assert varied(plain, "joint", "no tilt").for_domain(domain).drift == replace(full.drift, tilt=0.0)
+    assert varied(plain, "joint", "no bands").for_domain(domain).network == replace(full.network, bands=0)
+    assert varied(plain, "keyed", "no keying").drift.field == "window"
 
 
 def test_scaling_in_two_processes_and_its_picture(small_maze, tmp_path):
@@ -205,12 +223,25 @@ def cells(page: str, start: str) -> list[str]:
 def test_a_table_is_the_mean_over_seeds_with_its_standard_error_and_methods_side_by_side():
     rows = [made("kdp", 150.0, 0), made("kdp", 156.0, 1), made("diffuser", 120.0, chunk=0, candidates=1, nfe=20)]
     page = maze2d_page(rows, [])
-    assert cells(page, "| umaze") == ["umaze", "track, closed loop", "153.0 ± 3.0", ""]
-    assert "| track, open loop                     |             | 120.0" in page
+    assert cells(page, "| umaze") == ["umaze", "track, K 16", "153.0 ± 3.0", ""]
+    assert cells(page, "|       | track, K 1, open loop") == ["", "track, K 1, open loop", "", "120.0"]
     detail = ["kdp", "track", "closed", "16", "2", "153.0 ± 3.0", "100%", "70", "2.0%", "1", "1.00", "2.0"]
     assert cells(page, "| kdp") == detail
     assert "113.9 / 121.5 / 123.0" in page and "not D4RL's files" in page
-    assert "Candidates a plan: kdp 16, diffuser 1 (open loop)" in " ".join(page.split())
+
+
+def test_lines_of_a_table_go_from_the_usual_protocol_to_the_unusual_and_each_has_its_k():
+    protocols = [(1, 0, 0), (4, 1, 5), (4, 1, 0), (16, 1, 0)]  # candidates, chunk, warm
+    rows = [made("kdp", k + 100.0, candidates=k, chunk=chunk, warm=warm, walls=k / 100) for k, chunk, warm in protocols]
+    lines = [line for line in maze2d_page(rows, []).splitlines() if "| track, K" in line]
+    said = [[cell.strip() for cell in line.strip("|").split("|")][1:3] for line in lines]
+    assert said == [
+        ["track, K 16", "116.0"],
+        ["track, K 4", "104.0"],
+        ["track, K 4, warm 5", "104.0"],
+        ["track, K 1, open loop", "101.0"],
+    ]
+    assert cells(maze2d_page(rows, []), "|       | plans that touch a wall")[-1] == "16.0%"  # of the first line
 
 
 def test_only_the_newest_rows_of_each_method_and_protocol_count():
@@ -238,9 +269,16 @@ def test_minutes_to_ninety_percent_are_of_the_first_stop_that_has_them():
     rows = [made("kdp", s, 0, train_steps=n, train_minutes=m, jobs=1) for n, m, s in points]
     rows += [made("kdp", s, 1, train_steps=n, train_minutes=m, jobs=1) for n, m, s in [*points[:1], (1000, 3.0, 50.0)]]
     rows += [made("bc", -3.0, train_steps=1000, jobs=1)]
-    assert minutes_to_90(rows) == {("maze2d-umaze", "kdp"): "2.00", ("maze2d-umaze", "bc"): ""}
+    here = rows[0]["device"]
+    assert minutes_to_90(rows) == {("maze2d-umaze", "kdp", here): "2.00", ("maze2d-umaze", "bc", here): ""}
+    elsewhere = [r | {"device": "a GPU", "train_minutes": r["train_minutes"] / 10} for r in rows]
+    assert minutes_to_90(rows + elsewhere)["maze2d-umaze", "kdp", "a GPU"] == "0.20"
+    page = maze2d_page([made("kdp", 150.0)], rows + elsewhere)
+    assert [cells(page, f"|       | minutes to 90 % of the score, {name}")[-1] for name in (here, "a GPU")] == [
+        "2.00",
+        "0.20",
+    ]
     assert cells(curves_page(rows), "| maze2d-umaze | kdp")[-1] == "2.00"
-    assert "2.00" in maze2d_page([made("kdp", 150.0)], rows)
 
 
 def test_scaling_lines_are_in_order_of_the_value():
@@ -279,6 +317,29 @@ def test_pages_fit_a_terminal_and_the_readme_is_renewed_between_its_markers(tmp_
 def test_no_results_no_tables(tmp_path):
     with pytest.raises(UserError, match="holds no results"):
         write_tables(tmp_path, tmp_path / "docs", tmp_path / "README.md")
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_the_time_of_a_decision_is_measured_only_where_asked(monkeypatch, timed):
+    calls = []
+    monkeypatch.setattr("kdp.bench.evaluate.plan_ms_p50", lambda *_: calls.append(1) or 5.0)
+    planner = Planner(lambda c, n, g: torch.zeros(len(c), n, 8, 4), plain_normalizer(3, 1), 1)
+    result, _ = evaluate(planner, DOMAINS["toy"], episodes=2, candidates=1, executor="action", timed=timed)
+    assert (result["plan_ms_p50"], calls) == ((5.0, [1]) if timed else (None, []))
+
+
+def test_slow_planners_are_timed_less_often(monkeypatch):
+    drawn = []
+
+    def sample(condition, n, generator):
+        drawn.append(n)
+        return torch.zeros(len(condition), n, 8, 4)
+
+    planner = Planner(sample, plain_normalizer(3, 1), 1)
+    episode = Episode(0.0, False, None, np.zeros((1, 3)), None)
+    assert plan_ms_p50(planner, episode, 3, repeats=20) > 0 and drawn == [3] * 25
+    monkeypatch.setattr("kdp.bench.evaluate.LONGEST", 0.0)
+    assert plan_ms_p50(planner, episode, 3) > 0 and 5 < len(drawn) - 25 < 20
 
 
 def test_a_row_is_one_line_of_json(tmp_path):

@@ -346,12 +346,14 @@ BAD = {
     "truncated checkpoint": Bad(
         "train --resume toy", ("training.safetensors", "may be truncated"), cut_short("toy/training.safetensors")
     ),
-    "foreign weights": Bad("plan toy --observation 0,0,0", ("not a checkpoint of kdp", "'kdp-1'"), foreign),
+    "foreign weights": Bad("plan toy --observation 0,0,0", ("not a checkpoint of kdp", "'kdp-2'"), foreign),
     "weights of another run": Bad("plan toy --observation 0,0,0", ("does not fit",), of_another_size),
     "config that is not JSON": Bad(
         "eval toy", ("config.json cannot be read as JSON",), with_text("toy/config.json", "{")
     ),
-    "config of something else": Bad("eval toy", ("not the config of a kdp run",), with_text("toy/config.json", "{}")),
+    "config of something else": Bad(
+        "eval toy", ("not the config of a run of this version",), with_text("toy/config.json", "{}")
+    ),
     "config without a part": Bad("eval toy", ("config.json", "drift"), without_a_part),
     "no run to judge": Bad("eval none", ("none holds no run",)),
     "no run to plan with": Bad("plan none --observation 1", ("none holds no run",)),

@@ -15,7 +15,7 @@ from torch import Tensor
 from kdp.drift import EPS, DriftConfig, Field, distances, drift_loss, exact, joint_field, keyed_field, rms, window_field
 from kdp.keys import Clamp, Condition
 from kdp.methods.kdp import KDP
-from kdp.networks import NetworkConfig
+from kdp.networks import NetworkConfig, Sizes
 from kdp.sampler import Batch
 
 FIELDS = ["joint", "keyed", "window"]
@@ -122,10 +122,12 @@ def test_no_temperatures_means_the_fields_own(field):
 
 def test_the_defaults_are_the_settled_ones():
     config = DriftConfig()
-    assert (config.field, config.samples, config.positives, config.key_temperature) == ("joint", 8, 16, 0.2)
+    assert (config.field, config.samples, config.positives, config.key_temperature) == ("joint", 4, 16, 0.2)
     assert config.tilt is None and config.lambda_a is None  # the domain's own
-    assert config.repulsion and config.normalize and not config.self_negatives and config.lambda_s == 1.0
-    assert NetworkConfig().noise == 16
+    assert (
+        config.keying and config.repulsion and config.normalize and not config.self_negatives and config.lambda_s == 1.0
+    )
+    assert NetworkConfig().sizes() == Sizes(width=256, blocks=3, channels=32, noise=16, bands=0)
 
 
 # Distances

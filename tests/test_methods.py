@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 import numpy as np
 import pytest
 import torch
-from helpers import skewed_normalizer, walks
+from helpers import brief_inverse, skewed_normalizer, walks
 from torch import Tensor, nn
 
 import kdp
@@ -34,7 +34,7 @@ SMALL = RunConfig(
     batch=16,
     drift=DriftConfig(samples=4, positives=6, lambda_a=0.5),
     diffusion=DiffusionConfig(steps=5),
-    network=NetworkConfig(width=32, blocks=1, noise=4),
+    network=NetworkConfig(width=32, blocks=1, channels=4, noise=4),
 )
 PROBLEMS = {
     "toy": DOMAINS["toy"],
@@ -52,8 +52,8 @@ def made(name: str, problem: str, kind: str | None) -> tuple[nn.Module, Batch]:
     domain = PROBLEMS[problem]
     config = replace(SMALL, method=name, network=replace(SMALL.network, kind=kind))
     config = replace(config, horizon=8 if problem == "toy" else 4 * domain.stride).for_domain(domain)
-    method, sampler, _ = assemble(config, domain, domain.episodes(), "cpu")
-    return method, sampler(0)
+    parts = assemble(config, domain, domain.episodes(), "cpu")
+    return parts.method, parts.sampler(0)
 
 
 # Every method
@@ -175,7 +175,9 @@ def test_the_network_is_the_methods_own_unless_asked_for():
     (["--diffusion.steps", 0], "diffusion.steps must be more than zero; got 0"),
     (["--diffusion.sampling-steps", 0], "diffusion.sampling-steps must be more than zero; got 0"),
     (["--diffusion.sampling-steps", 21], "diffusion.sampling-steps must be diffusion.steps or less; got 21 and 20"),
-    (["--network.width", 40], "network.width must be a multiple of 32 for a U-Net; got 40. Try 32"),
+    (["--network.channels", 10], "channels must be a multiple of 4; got channels=10. Try 8"),
+    (["--network.channels", 0], "network.channels must be more than zero; got 0"),
+    (["--network.bands", -1], "network.bands must be 0 (none) or more; got -1"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused_in_one_sentence(kdp_command, flags, said):
     code, _, err = kdp_command("train", "toy", "--method", "diffuser", *flags)
@@ -619,7 +621,8 @@ FAST = RunConfig("toy", batch=256, network=NetworkConfig("mlp", width=128, block
 
 
 def test_diffuser_learns_both_modes(tmp_path):
-    start_run(replace(FAST, method="diffuser", steps=1000), tmp_path / "run")
+    with brief_inverse():
+        start_run(replace(FAST, method="diffuser", steps=1000), tmp_path / "run")
     for context in CONTEXTS:
         plan = kdp.load(tmp_path / "run").plan(TWO.start(context), candidates=1000)
         mode = TWO.nearest_mode(plan.candidates, context)
@@ -628,7 +631,8 @@ def test_diffuser_learns_both_modes(tmp_path):
 
 
 def test_bc_learns_the_mean_which_is_no_way_to_act(tmp_path):
-    start_run(replace(FAST, method="bc", steps=400), tmp_path / "run")
+    with brief_inverse():
+        start_run(replace(FAST, method="bc", steps=400), tmp_path / "run")
     planner = kdp.load(tmp_path / "run")
     near = []
     for context in np.linspace(-0.9, 0.9, 40):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from kdp.errors import UserError
-from kdp.networks import Critic, ResidualMLP, TemporalUNet, UNetBackbone
+from kdp.networks import Bands, Critic, NetworkConfig, ResidualMLP, Sizes, TemporalUNet, UNetBackbone, build_generator
 
 NOISE, CONDITION, WIDTH = 6, 5, 3
 
@@ -114,6 +116,38 @@ def test_a_generator_overfits_a_tiny_regression(name: str):
 def test_channels_that_cannot_be_grouped_are_refused_with_a_remedy():
     with pytest.raises(UserError, match="multiple of 4; got channels=10. Try 8"):
         TemporalUNet(NOISE, CONDITION, 4, WIDTH, channels=10)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+@pytest.mark.parametrize("lead", [(), (4,), (2, 3)])
+def test_bands_are_sines_and_cosines_at_doubling_frequencies(count: int, lead: tuple[int, ...]):
+    x = torch.randn(*lead, CONDITION, generator=torch.Generator().manual_seed(0))
+    got = Bands(count)(x)
+    assert got.shape == (*lead, CONDITION * (1 + 2 * count)) and not Bands(count).state_dict()
+    for row, told in zip(x.reshape(-1, CONDITION).tolist(), got.reshape(-1, got.shape[-1]).tolist(), strict=True):
+        angles = [value * 2**band for value in row for band in range(count)]
+        assert told == pytest.approx([*row, *map(math.sin, angles), *map(math.cos, angles)], abs=1e-5)
+
+
+def test_sizes_are_what_was_chosen_and_the_default_for_the_rest():
+    default = Sizes(width=512, blocks=4, channels=64, noise=8, bands=4)
+    assert NetworkConfig().sizes() == Sizes()
+    assert NetworkConfig("unet").sizes(default) == default
+    assert NetworkConfig(width=16, bands=0).sizes(default) == default._replace(width=16, bands=0)
+
+
+@generators
+def test_a_generator_is_built_with_the_sizes_that_were_chosen(name: str):
+    def parts(**sizes: int) -> dict[str, torch.Size]:
+        config = NetworkConfig(name, **({"width": 32, "blocks": 2, "channels": 8, "bands": 1} | sizes))
+        return {key: p.shape for key, p in build_generator(config, NOISE, CONDITION, 8, WIDTH).named_parameters()}
+
+    usual, banded = parts(), parts(bands=3)
+    assert {key for key in usual if usual[key] != banded[key]} == {"from_condition.1.weight"}
+    assert usual["from_condition.1.weight"][1] == 3 * CONDITION
+    assert banded["from_condition.1.weight"][1] == 7 * CONDITION
+    assert (parts(channels=12) == usual) == (name == "mlp")
+    assert (parts(width=64) == usual) == (parts(blocks=3) == usual) == (name == "unet")
 
 
 @pytest.mark.parametrize("lead", [(), (4,), (2, 3)])

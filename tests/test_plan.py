@@ -27,7 +27,7 @@ def method(kind: str = "mlp", goals: bool = True) -> KDP:
     """Tiny and untrained."""
     torch.manual_seed(0)
     clamp = Clamp(TOKENS, WIDTH, STATE, GOAL_DIMS if goals else ())
-    return KDP(clamp, DriftConfig(), NetworkConfig(kind, width=32, blocks=1, noise=4)).eval()
+    return KDP(clamp, DriftConfig(), NetworkConfig(kind, width=32, blocks=1, channels=4, noise=4)).eval()
 
 
 def planner(kind: str = "mlp", goals: bool = True, **options) -> Planner:
@@ -231,7 +231,7 @@ def test_in_open_loop_there_is_one_plan_and_its_last_state_is_held():
     seen: list[float] = []
 
     class Aims:
-        gap = 2
+        ahead = 2
 
         def __call__(self, state, target):
             seen.append(float(target[0, 0]))

@@ -62,7 +62,7 @@ def test_the_table_is_drawn_anew_when_its_time_is_over():
     tables = []
     for step in (0, 9, 10):
         goals(step)
-        tables.append((goals.first.clone(), goals.arrival.clone()))
+        tables.append((goals.drawn.first.clone(), goals.drawn.arrival.clone()))
     assert torch.equal(tables[0][0], tables[1][0]) and not torch.equal(tables[1][0], tables[2][0])
     assert all(len(first) == 2000 for first, _ in tables)
 
@@ -70,10 +70,10 @@ def test_the_table_is_drawn_anew_when_its_time_is_over():
 def test_without_goals_the_table_is_every_window_that_fits():
     toy = sampler("toy")
     toy(0)
-    assert torch.equal(toy.first, torch.arange(len(toy.windows)))
+    assert torch.equal(toy.drawn.first, torch.arange(len(toy.windows)))
     short = sampler("toy", table=50)
     short(0)
-    assert len(short.first) == 50
+    assert len(short.drawn.first) == 50
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_positives_are_as_far_in_key_space_as_the_batch_says(kind):
 def test_nothing_in_the_table_is_nearer_than_the_positives(kind):
     made = sampler(kind)
     batch = made(0)
-    table = keys_of(kind, made.gather(made.first, made.arrival))
+    table = keys_of(kind, made.gather(made.drawn))
     nearest = (batch.keys[:, None] - table).norm(dim=2).sort(dim=1).values[:, :6]
     torch.testing.assert_close(batch.key_distance, nearest, atol=PRECISION, rtol=0)
 
@@ -159,3 +159,49 @@ def test_purposes_and_steps_have_random_numbers_of_their_own():
     draws = [torch.rand(4, generator=generator(*seed)) for seed in seeds]
     assert len({tuple(draw.tolist()) for draw in draws}) == len(seeds)
     assert torch.equal(draws[0], torch.rand(4, generator=generator(0, 0, 0)))
+
+
+@every_kind
+def test_without_keying_the_own_window_comes_first_and_the_others_are_any(kind):
+    batch, keyed = sampler(kind, keyed=False)(0), sampler(kind)(0)
+    assert torch.equal(batch.windows, keyed.windows) and torch.equal(batch.keys, keyed.keys)
+    assert torch.equal(batch.positives[:, 0], batch.windows)
+    assert batch.positives.shape == keyed.positives.shape and not batch.key_distance.any()
+
+    def far(positives: torch.Tensor) -> torch.Tensor:
+        return (keys_of(kind, positives) - batch.keys[:, None])[:, 1:].norm(dim=2).mean()
+
+    others = keys_of(kind, sampler(kind, positives=0, seed=9)(1).windows)
+    anyone = torch.cdist(batch.keys, others).mean()
+    assert far(batch.positives) == pytest.approx(float(anyone), rel=0.25) and far(keyed.positives) < 0.5 * anyone
+
+
+@every_kind
+def test_without_keying_seed_and_step_still_decide_a_batch(kind):
+    batch = sampler(kind, keyed=False)(7)
+    assert same(batch, sampler(kind, keyed=False)(7))
+    assert not torch.equal(batch.positives[:, 1:], sampler(kind, keyed=False)(8).positives[:, 1:])
+    assert not torch.equal(batch.positives[:, 1:], sampler(kind, keyed=False, seed=1)(7).positives[:, 1:])
+
+
+def test_without_keying_a_positive_arrives_when_the_batch_says():
+    made = sampler("goals", keyed=False)
+    batch = made(0)
+    assert batch.arrival.shape == (32, 6)
+    speeds = batch.positives[..., 2:4] - made.normalizer.state(torch.zeros(4))[2:4]
+    resting = (speeds.abs() < 1e-5).all(-1) & (torch.arange(16) > 0)
+    assert torch.equal(resting.sum(-1), (16 - batch.arrival.long().clamp_min(1)))
+
+
+@pytest.mark.parametrize("positives", [0, 6])
+def test_every_other_window_is_pushed_and_its_condition_with_it(positives):
+    push = torch.tensor([0.5, 0.5, 0.0, 2.0])
+    pushed, plain = sampler("goals", positives, push=push), sampler("goals", positives)
+    batch = pushed(0)
+    start = batch.windows[:, 0, :4]
+    torch.testing.assert_close(start, batch.condition.state)
+    if not positives:  # the same draws: what differs is the push
+        off = pushed.normalizer.unstate(start) - plain.normalizer.unstate(plain(0).windows[:, 0, :4])
+        assert (off[::2].abs() < 1e-5).all() and (off[1::2, :2].abs() > 0).all() and (off[:, 2].abs() < 1e-5).all()
+        assert 0.3 < float(off[1::2, 0].std() / 0.5) < 3
+    assert same(batch, sampler("goals", positives, push=push)(0))

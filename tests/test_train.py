@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers import brief_inverse
 
 import kdp
 from kdp.checkpoint import load_tensors, save_tensors
@@ -83,7 +84,8 @@ def test_an_interrupt_saves_between_two_steps_and_the_run_goes_on_exactly(tmp_pa
 
 
 def test_minutes_end_a_run(tmp_path):
-    outcome = start_run(replace(SMALL, steps=None, minutes=0.02), tmp_path / "run")
+    with brief_inverse():
+        outcome = start_run(replace(SMALL, steps=None, minutes=0.02), tmp_path / "run")
     assert outcome.finished and outcome.step > 0
 
 
@@ -132,7 +134,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_a_remedy(tmp_path):
 
 
 def test_the_unet_generator_trains_and_plans(tmp_path):
-    start_run(replace(SMALL, steps=3, network=NetworkConfig(kind="unet", width=64, noise=4)), tmp_path / "run")
+    start_run(replace(SMALL, steps=3, network=NetworkConfig(kind="unet", channels=8, noise=4)), tmp_path / "run")
     assert np.isfinite(kdp.load(tmp_path / "run").plan([0.0, 0.0, 0.0], candidates=2).actions).all()
 
 

@@ -212,11 +212,93 @@ def test_before_it_arrives_a_window_is_the_data_and_after_it_rests_at_the_goal(s
                 assert torch.equal(state, data.observations[first[n] + step])
 
 
+def pull(state: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """An inverse model that tells what it was given: every number of the two states counts, each in its own way."""
+    weights = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]], dtype=state.dtype)
+    return state @ weights - 0.5 * (target.square() @ weights)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4, 8])
+@pytest.mark.parametrize("seed", range(2))
+def test_with_reach_the_last_token_of_actions_before_arrival_comes_to_rest_at_the_goal(stride, seed):
+    data = walks([40, 12, 25], seed)
+    windows, plain = Windows(data, 16, stride, PLANE, pull), Windows(data, 16, stride, PLANE)
+    first, arrival = windows.sample(300, generator(seed))
+    arrival[:20] = 0
+    arrival[20:30] = torch.minimum(torch.tensor(stride), data.last_of(first[20:30]) - first[20:30])
+    got, before = windows.gather(first, arrival), plain.gather(first, arrival)
+    assert torch.equal(got[..., :4], before[..., :4])  # states are as they were
+    actions, observations, pushes = got[..., 4:].reshape(300, 16, 2), data.observations.double(), data.actions
+    braked = 0
+    for n in range(300):
+        rest = observations[first[n] + arrival[n]].clone()
+        rest[[2, 3]] = 0
+        for step in range(16):
+            if step > arrival[n]:
+                expected = torch.zeros(2, dtype=torch.float64)
+            elif step >= arrival[n] - stride:
+                expected, braked = pull(observations[first[n] + step], rest), braked + 1
+            else:
+                assert torch.equal(actions[n, step], pushes[first[n] + step])
+                continue
+            torch.testing.assert_close(actions[n, step].double(), expected, atol=1e-3, rtol=1e-5)
+    assert braked > 300
+
+
+@pytest.mark.parametrize("stride", [1, 4])
+def test_a_pushed_window_begins_off_the_data_and_its_actions_lead_back(stride):
+    data = walks([40, 12, 25], 0)
+    windows = Windows(data, 16, stride, PLANE, pull)
+    first, arrival = windows.sample(200, generator(1))
+    arrival[:20] = 0
+    push = torch.randn(200, 4, generator=generator(2))
+    plain, got = windows.gather(first, arrival), windows.gather(first, arrival, push)
+    torch.testing.assert_close(got[:, 0, :4], plain[:, 0, :4] + push)
+    assert torch.equal(got[:, 1:, :4], plain[:, 1:, :4])  # all else is where it was
+    actions, before = got[..., 4:].reshape(200, 16, 2), plain[..., 4:].reshape(200, 16, 2)
+
+    def state(n: int, step: int, resting: bool) -> torch.Tensor:
+        found = data.observations[first[n] + min(step, int(arrival[n]))].double()
+        if resting:
+            found[[2, 3]] = 0
+        return found
+
+    for n in range(200):
+        for step in range(stride):
+            here = state(n, step, step > arrival[n]) + push[n].double() * (1 - step / stride)
+            expected = pull(here, state(n, step + stride, step + stride >= arrival[n]))
+            torch.testing.assert_close(actions[n, step].double(), expected, atol=1e-3, rtol=1e-5)
+    assert torch.equal(actions[:, stride:], before[:, stride:])
+
+
+def test_labels_known_beforehand_make_the_same_windows():
+    data = walks([40, 25], 0)
+    windows = Windows(data, 16, 4, PLANE, pull)
+    first, arrival = windows.sample(50, generator(1))
+    push = torch.randn(50, 4, generator=generator(2))
+    labels = windows.labels(first, arrival, push)
+    assert torch.equal(windows.gather(first, arrival, push, labels), windows.gather(first, arrival, push))
+
+
+def test_without_goals_nothing_is_reached_and_without_reach_nothing_has_changed():
+    data = walks([40, 12, 25])
+    first = torch.arange(len(data))
+    arrival = torch.minimum(torch.tensor(5), data.last_of(first) - first)
+    without, given = Windows(data, 16, 4, None, pull), Windows(data, 16, 4)
+    assert torch.equal(without.gather(first, arrival), given.gather(first, arrival))
+    actions = Windows(data, 16, 4, PLANE).gather(first, arrival)[..., 4:].reshape(-1, 16, 2)
+    for step in range(16):
+        at = (first + step).clamp_max(len(data) - 1)
+        there = (step >= arrival)[:, None]
+        assert torch.equal(actions[:, step], torch.where(there, torch.zeros(2), data.actions[at]))
+
+
 def test_gathering_leaves_the_data_alone():
     data = walks([40])
     before = data.steps.clone()
-    windows = Windows(data, 16, 4, PLANE)
-    windows.gather(*windows.sample(100, generator()))
+    for reach in (None, pull):
+        windows = Windows(data, 16, 4, PLANE, reach)
+        windows.gather(*windows.sample(100, generator()))
     assert torch.equal(data.steps, before)
 
 

@@ -2,7 +2,9 @@
 
     observations (N, d_s)   actions (N, d_a)   rewards (N,)   terminals (N,)   timeouts (N,)
 
-Only observations, actions and one of terminals and timeouts have to be there. All else in a file is ignored.
+Only observations, actions and one of terminals and timeouts have to be there. Where timeouts are missing and there are
+next_observations (N, d_s), an episode also ends where they are not the observations that follow. All else in a file is
+ignored.
 """
 
 from __future__ import annotations
@@ -58,6 +60,10 @@ def check_arrays(name: str, arrays: Mapping[str, Any]) -> Episodes:
             raise UserError(
                 f"{name}: all arrays must have the same length; observations has {count} and {key} has {len(array)}."
             )
+    if "timeouts" not in arrays and "next_observations" in arrays:
+        following = _matrix(name, "next_observations", arrays)
+        if following.shape == observations.shape:
+            timeouts = np.append((following[:-1] != observations[1:]).any(1), True) & (terminals == 0)
     return Episodes.from_arrays(
         _finite(name, "observations", observations),
         _finite(name, "actions", actions),

@@ -7,11 +7,11 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from kdp.windows import Episodes
 ANSWER_SECONDS = 8.0
 """How long the remote may take to say what it holds. The download after that has no limit."""
 METADATA = "data/metadata.json"
+FILES = {"metadata.json", "main_data.hdf5"}  # beside each other in a dataset that is written here
+Answer = TypeVar("Answer")
 
 
 def is_minari_id(text: str) -> bool:
@@ -105,6 +107,42 @@ def write_folder(
         storage.update_episodes(episodes)
 
 
+def check_free(folder: Path, what: str, ours: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Only a dataset whose metadata say that it is `ours` is ever replaced."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{what} go to a folder; {folder} is a file. Choose another with --out.")
+    found = sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.exists() else []
+    if not found:
+        return
+    try:
+        replaceable = holds_dataset(folder) and ours(read_metadata(folder))
+    except UserError:
+        replaceable = False
+    if not replaceable or not {path.name for path in (folder / METADATA).parent.iterdir()} <= FILES:
+        raise UserError(
+            f"{what} go to a new or empty folder, or replace such data; {folder} holds something else "
+            f"({shorten(', '.join(found), 60, placeholder=' ...')}). Choose another with --out, or empty it yourself."
+        )
+
+
+def in_time(call: Callable[[], Answer]) -> Answer:
+    """What a call over the network answers, in a thread that can be left behind: TimeoutError after ANSWER_SECONDS."""
+    answer: dict[str, Any] = {}
+
+    def ask() -> None:
+        try:
+            answer["value"] = call()
+        except Exception as error:
+            answer["error"] = error
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    if "value" in answer:
+        return answer["value"]
+    raise answer.get("error", TimeoutError(f"no answer in {ANSWER_SECONDS:g} s"))
+
+
 def _arrays(dataset_id: str, dataset: Any) -> dict[str, np.ndarray]:
     """Flat arrays of all steps. Minari keeps the observation after the last step too; it is dropped."""
     from gymnasium.spaces import Dict
@@ -138,25 +176,15 @@ def _check_space(dataset_id: str, what: str, space: Any) -> None:
 
 
 def _download(dataset_id: str) -> None:
-    """Ask the remote first, in a thread that can be left behind: with no network it may try for minutes."""
+    """Ask the remote first: with no network it may try for minutes."""
     import minari
 
-    answer: dict[str, Any] = {}
-
-    def ask() -> None:
-        try:
-            answer["known"] = minari.list_remote_datasets(prefix=dataset_id.rsplit("-v", 1)[0])
-        except Exception as error:  # each remote has errors of its own, without a common base
-            answer["error"] = error
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(ANSWER_SECONDS)
-    if "known" not in answer:
-        error = answer.get("error", TimeoutError(f"no answer in {ANSWER_SECONDS:g} s"))
+    try:
+        known = in_time(lambda: minari.list_remote_datasets(prefix=dataset_id.rsplit("-v", 1)[0]))
+    except Exception as error:  # each remote has errors of its own, without a common base
         raise _missing(dataset_id, error) from error
-    if dataset_id not in answer["known"]:
-        close = did_you_mean(dataset_id, answer["known"]) if answer["known"] else "Check the spelling."
+    if dataset_id not in known:
+        close = did_you_mean(dataset_id, known) if known else "Check the spelling."
         raise UserError(f"dataset {dataset_id} is neither on this machine nor on Minari's remote. {close}")
     try:
         with redirect_stdout(sys.stderr):  # Minari prints its progress

@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from kdp.datasets.minari_sets import METADATA, holds_dataset, read_metadata, write_folder
+from kdp.datasets.minari_sets import check_free, write_folder
 from kdp.errors import UserError
 
 P_GAIN, D_GAIN = 10.0, 1.0  # the controller of D4RL's Maze2D sets
@@ -30,7 +29,6 @@ RADIUS = 0.45  # the environment's reward is given within this distance of its g
 EPISODE = 1000  # steps: several goals in one episode
 SHARD = 25_000  # steps made by one process at a time, a multiple of EPISODE
 STEP_BYTES, EPISODE_BYTES = 80, 25_000  # on disk
-FILES = {"metadata.json", "main_data.hdf5"}  # of a Minari dataset as it is written here
 ABOUT = (
     "Regenerated Maze2D data, not D4RL's files: a point mass wanders from goal to goal by a noisy waypoint controller, "
     "in episodes of {episode} steps. desired_goal is the wanderer's goal of the moment. A step's reward is 1 where it "
@@ -110,7 +108,7 @@ def make_maze_data(
     `episode_steps` is the time limit of the environment that other tools recover from the dataset."""
     if steps < 1:
         raise UserError(f"a dataset needs 1 step or more; got {steps}.")
-    _check_free(folder)
+    check_free(folder, "a maze's data", is_maze)
     sizes = [min(SHARD, steps - at) for at in range(0, steps, SHARD)]
     jobs = [(maze_map, goal_cell, size, (seed, number)) for number, size in enumerate(sizes)]
     processes = min(os.cpu_count() or 1, len(jobs))
@@ -128,24 +126,6 @@ def make_maze_data(
         size = STEP_BYTES * steps + EPISODE_BYTES * len(journeys)
         write_folder(folder, buffers, *spaces, _spec(maze_map, episode_steps), about, size)
     return folder
-
-
-def _check_free(folder: Path) -> None:
-    """Only a maze's dataset is ever replaced."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"a maze's data go to a folder; {folder} is a file. Choose another with --out.")
-    found = sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.exists() else []
-    if not found:
-        return
-    try:
-        ours = holds_dataset(folder) and is_maze(read_metadata(folder))
-    except UserError:
-        ours = False
-    if not ours or not {path.name for path in (folder / METADATA).parent.iterdir()} <= FILES:
-        raise UserError(
-            f"a maze's data go to a new or empty folder, or replace such data; {folder} holds something else "
-            f"({shorten(', '.join(found), 60, placeholder=' ...')}). Choose another with --out, or empty it yourself."
-        )
 
 
 def _about(

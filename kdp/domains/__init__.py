@@ -7,11 +7,12 @@ from pathlib import Path
 from kdp.datasets import open_file
 from kdp.datasets.minari_sets import holds_dataset, is_minari_id, minari_folder, read_folder, read_minari
 from kdp.domains.domain import Domain
+from kdp.domains.locomotion import LOCOMOTION, locomotion_of_folder
 from kdp.domains.maze2d import MAZE2D, data_folder, maze_of_folder
 from kdp.domains.toy import TOYS
 from kdp.errors import UserError, did_you_mean
 
-DOMAINS: dict[str, Domain] = {domain.name: domain for domain in (*TOYS, *MAZE2D)}
+DOMAINS: dict[str, Domain] = {domain.name: domain for domain in (*TOYS, *MAZE2D, *LOCOMOTION)}
 
 
 def find_domain(x: str) -> Domain:
@@ -38,5 +39,5 @@ def find_domain(x: str) -> Domain:
 
 
 def _domain_of_folder(folder: Path, name: str, source: str) -> Domain:
-    maze = maze_of_folder(folder)
-    return maze or Domain(name, "a Minari dataset", episodes=lambda: read_folder(folder), source=source)
+    known = maze_of_folder(folder) or locomotion_of_folder(folder)
+    return known or Domain(name, "a Minari dataset", episodes=lambda: read_folder(folder), source=source)

@@ -57,6 +57,9 @@ class Domain:
     """Default of the network's sizes."""
     relabel: bool = False
     """Default of --relabel: on where the data's actions are mostly noise."""
+    push: float = 0.0
+    """Noise on where every other training window begins, in units of how far the data move in a token; its actions lead
+    back. With relabel only."""
     hurry: float = 1.0
     """How many tokens ahead the inverse model's targets lie; it is fitted to targets one token ahead."""
     scorer: Arrival | None = None

@@ -111,6 +111,7 @@ def maze_domain(maze: Maze, about: str, horizon: int, stride: int, network: Size
         lambda_a=0.1,
         network=network,
         relabel=True,
+        push=1.0,
         hurry=1.5,
         scorer=Arrival(POSITION, RADIUS, stride),
         tracker=Tracker(POSITION, VELOCITY, kp=10.0, kd=1.0, lookahead=12),
