@@ -12,10 +12,12 @@ import torch
 
 PACKAGES = ("kdp", "torch", "numpy", "gymnasium", "gymnasium-robotics", "mujoco", "minari", "faiss-cpu")
 
+WRITTEN = ("results", "docs/results", "README.md")
+
 
 def commit() -> str | None:
-    """The commit of this checkout, with `+` when tracked files differ from it; None for an installed package.
-    $KDP_COMMIT says it where a copy without history runs."""
+    """The commit of this checkout, with `+` when tracked files differ from it, other than results and their tables, which
+    studies write; None for an installed package. $KDP_COMMIT says it where a copy without history runs."""
     if os.environ.get("KDP_COMMIT"):
         return os.environ["KDP_COMMIT"]
     root = Path(__file__).resolve().parent.parent
@@ -28,7 +30,8 @@ def commit() -> str | None:
 
     try:
         head = git("rev-parse", "--short=12", "HEAD")
-        return (head + ("+" if git("status", "--porcelain", "-uno") else "")) or None
+        changed = git("status", "--porcelain", "-uno", "--", ".", *(f":!{path}" for path in WRITTEN))
+        return (head + ("+" if changed else "")) or None
     except (OSError, subprocess.TimeoutExpired):
         return None
 
