@@ -16,7 +16,7 @@ WRITTEN = ("results", "docs/results", "README.md")
 
 
 def commit() -> str | None:
-    """The commit of this checkout, with `+` when tracked files differ from it, other than results and their tables, which
+    """The commit of this checkout, with `+` when tracked files differ from it, results and their tables apart, which
     studies write; None for an installed package. $KDP_COMMIT says it where a copy without history runs."""
     if os.environ.get("KDP_COMMIT"):
         return os.environ["KDP_COMMIT"]
