@@ -12,9 +12,10 @@ import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
+from kdp.datasets.minari_sets import data_folder, dataset_id
 from kdp.domains import DOMAINS, find_domain
 from kdp.domains.locomotion import REMEDIES
-from kdp.domains.maze2d import custom_maze, data_folder, read_map
+from kdp.domains.maze2d import custom_maze, read_map
 from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
 from kdp.methods.diffuser import DiffusionConfig
@@ -151,7 +152,6 @@ def data_collect(
         out: The dataset's folder, instead of --name.
     """
     from kdp.datasets.collect import collect
-    from kdp.datasets.waypoint import dataset_id
 
     if (name is None) == (out is None):
         raise UserError("collected data need a name or a folder; give --name NAME or --out DIR, one of them.")

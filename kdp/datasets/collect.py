@@ -17,9 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from kdp.datasets.minari_sets import check_free, write_folder
+from kdp.datasets.minari_sets import check_free, dataset_id, write_folder
 from kdp.datasets.policies import Policy, read_policy
-from kdp.datasets.waypoint import dataset_id
 from kdp.errors import UserError
 
 SHARD = 25_000  # steps made by one process at a time; the last episode of each is cut short

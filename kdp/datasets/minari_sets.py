@@ -4,6 +4,7 @@ A dataset's folder holds data/metadata.json and, beside it, what Minari stores t
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -25,6 +26,16 @@ ANSWER_SECONDS = 8.0
 METADATA = "data/metadata.json"
 FILES = {"metadata.json", "main_data.hdf5"}  # beside each other in a dataset that is written here
 Answer = TypeVar("Answer")
+
+
+def data_folder() -> Path:
+    """Where made datasets are kept, as in a root folder of Minari's: $KDP_DATA, else data/ in the current folder."""
+    return Path(os.environ.get("KDP_DATA", "data"))
+
+
+def dataset_id(name: str) -> str:
+    """What data made here are called in Minari."""
+    return f"regenerated/{name}-v0"
 
 
 def is_minari_id(text: str) -> bool:

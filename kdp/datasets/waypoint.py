@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from kdp.datasets.minari_sets import check_free, write_folder
+from kdp.datasets.minari_sets import check_free, dataset_id, write_folder
 from kdp.errors import UserError
 
 P_GAIN, D_GAIN = 10.0, 1.0  # the controller of D4RL's Maze2D sets
@@ -83,11 +83,6 @@ class Router:
                     toward[self.number[near]] = self.number[row, col]
                     queue.append(near)
         return toward
-
-
-def dataset_id(name: str) -> str:
-    """What a maze's data are called in Minari."""
-    return f"regenerated/{name}-v0"
 
 
 def is_maze(about: Mapping[str, Any]) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from kdp.datasets import open_file
-from kdp.datasets.minari_sets import holds_dataset, is_minari_id, minari_folder, read_folder, read_minari
+from kdp.datasets.minari_sets import data_folder, holds_dataset, is_minari_id, minari_folder, read_folder, read_minari
 from kdp.domains.domain import Domain
 from kdp.domains.locomotion import LOCOMOTION, locomotion_of_folder
-from kdp.domains.maze2d import MAZE2D, data_folder, maze_of_folder
+from kdp.domains.maze2d import MAZE2D, maze_of_folder
 from kdp.domains.toy import TOYS
 from kdp.errors import UserError, did_you_mean
 

@@ -14,10 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kdp.datasets.collect import is_collected, open_env
-from kdp.datasets.minari_sets import holds_dataset, read_folder, read_metadata
-from kdp.datasets.waypoint import dataset_id
+from kdp.datasets.minari_sets import data_folder, dataset_id, holds_dataset, read_folder, read_metadata
 from kdp.domains.domain import Domain, Step
-from kdp.domains.maze2d import data_folder
 from kdp.errors import UserError
 from kdp.windows import Episodes
 

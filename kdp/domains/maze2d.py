@@ -4,14 +4,13 @@ a reward of one for every step spent at the goal. Multi2D draws a new goal for e
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from kdp.datasets.minari_sets import holds_dataset, read_folder, read_metadata
-from kdp.datasets.waypoint import RADIUS, Router, dataset_id, is_maze, make_maze_data, point_maze
+from kdp.datasets.minari_sets import data_folder, dataset_id, holds_dataset, read_folder, read_metadata
+from kdp.datasets.waypoint import RADIUS, Router, is_maze, make_maze_data, point_maze
 from kdp.domains.domain import Domain, Step
 from kdp.errors import UserError
 from kdp.keys import ScaledKey
@@ -91,11 +90,6 @@ class MazeEnvironments:
     def close(self) -> None:
         for env in self.envs:
             env.close()
-
-
-def data_folder() -> Path:
-    """Where made datasets are kept, as in a root folder of Minari's: $KDP_DATA, else data/ in the current folder."""
-    return Path(os.environ.get("KDP_DATA", "data"))
 
 
 def maze_domain(maze: Maze, about: str, horizon: int, stride: int, network: Sizes) -> Domain:
