@@ -23,6 +23,9 @@ class Condition:
     def to(self, device: torch.device | str) -> Condition:
         return Condition(self.state.to(device), None if self.goal is None else self.goal.to(device))
 
+    def __getitem__(self, index: Tensor) -> Condition:
+        return Condition(self.state[index], None if self.goal is None else self.goal[index])
+
     def __len__(self) -> int:
         return len(self.state)
 

@@ -31,6 +31,14 @@ class Neighbours:
         return torch.where(missing, distance[:, :1], distance), torch.where(missing, found[:, :1], found)
 
 
+def nearest(keys: Tensor, count: int, block: int = 4096) -> tuple[Tensor, Tensor]:
+    """keys (N,d_k) -> for each its distances (N,count) to the nearest of them all, itself first, and their indices."""
+    index = Neighbours(keys)
+    found = [index.search(queries, count) for queries in keys.split(block)]
+    distance, near = zip(*found, strict=True)
+    return torch.cat(distance), torch.cat(near)
+
+
 def _exact(queries: Tensor, keys: Tensor, count: int, block: int = 1 << 18) -> tuple[Tensor, Tensor]:
     best_d = queries.new_empty(len(queries), 0)
     best_i = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
@@ -40,7 +48,9 @@ def _exact(queries: Tensor, keys: Tensor, count: int, block: int = 1 << 18) -> t
         best_d, best_i = torch.cat([best_d, d], 1), torch.cat([best_i, i + lo], 1)
         best_d, order = best_d.topk(min(count, best_d.shape[1]), largest=False)
         best_i = best_i.gather(1, order)
-    return best_d, best_i
+    distance = (queries[:, None] - keys[best_i]).norm(dim=2)  # anew: by products, small ones are lost
+    distance, order = distance.sort(1)
+    return distance, best_i.gather(1, order)
 
 
 def _faiss_index(keys: Tensor) -> Any:  # faiss.Index, or None where faiss is absent

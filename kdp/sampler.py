@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from kdp.keys import Condition, KeyMap
-from kdp.neighbours import Neighbours
+from kdp.neighbours import nearest
 from kdp.normalize import Normalizer
-from kdp.windows import Labels, Windows
+from kdp.windows import Windows
+
+BLOCK = 1 << 13  # windows gathered at once
+LARGEST = 1 << 28  # numbers in a table's windows: a gigabyte
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,23 @@ class Batch:
 
 
 class Drawn(NamedTuple):
-    """Windows to be gathered: their first steps (N,) and arrivals (N,), pushes (N,d_s) and labels where there are."""
+    """Windows to be gathered: their first steps (N,) and arrivals (N,), and pushes (N,d_s) where there are."""
 
     first: Tensor
     arrival: Tensor
     push: Tensor | None = None
-    labels: Labels | None = None
 
-    def pick(self, index: Tensor) -> Drawn:
-        labels = None if self.labels is None else Labels(*(part[index] for part in self.labels))
-        return Drawn(self.first[index], self.arrival[index], None if self.push is None else self.push[index], labels)
+
+class Table(NamedTuple):
+    """T windows that batches are drawn from, with what a batch needs to know of each. Everything is computed once: a
+    window is used about a hundred times before the next table."""
+
+    windows: Tensor  # (T,L,D)
+    condition: Condition
+    keys: Tensor  # (T,d_k)
+    arrival: Tensor  # (T,)
+    near: Tensor | None  # (T,P) the nearest in key space, itself or one with the very same key first
+    distance: Tensor | None  # (T,P)
 
 
 def generator(*seed: int) -> torch.Generator:
@@ -47,8 +57,8 @@ def generator(*seed: int) -> torch.Generator:
 
 
 class Sampler:
-    """Draws batches. With positives > 0, a table of `table` windows is indexed by key and drawn anew every `refresh`
-    steps: in goal problems one window has as many keys as places it comes to. Not `keyed`: the positives are any.
+    """Draws batches. With positives > 0, they come from a table of `table` windows, drawn anew every `refresh` steps:
+    in goal problems one window has as many keys as places it comes to. Not `keyed`: the positives are any.
 
     Every other window begins off the data, by noise of standard deviation `push` (d_s,): states that a planner's own
     actions may lead to, and the data never did."""
@@ -62,13 +72,14 @@ class Sampler:
         positives: int = 0,
         seed: int = 0,
         table: int = 50_000,
-        refresh: int = 250,
+        refresh: int = 500,
         keyed: bool = True,
         push: Tensor | None = None,
     ):
         self.windows, self.normalizer, self.key = windows, normalizer, key
         self.batch, self.positives, self.seed = batch, positives, seed
-        self.table, self.refresh, self.keyed, self.push, self.epoch = table, refresh, keyed, push, -1
+        self.size = min(table, max(positives, LARGEST // (windows.tokens * windows.width)))
+        self.refresh, self.keyed, self.push, self.epoch = refresh, keyed, push, -1
 
     def __call__(self, step: int) -> Batch:
         random = generator(self.seed, step, 0)
@@ -76,21 +87,23 @@ class Sampler:
             own = self._draw(self.batch, random)
             condition = self.condition(own)
             return Batch(self.gather(own), condition, self.key(condition))
-        self._index(step // self.refresh)
-        size, device = len(self.drawn.first), self.drawn.first.device
+        table = self._table(step // self.refresh)
+        size, device = len(table.arrival), table.arrival.device
         chosen = torch.randint(size, (self.batch,), generator=random).to(device)
-        own = self.drawn.pick(chosen)
-        condition = self.condition(own)
-        keys = self.key(condition)
-        if self.keyed:
-            distance, near = self.neighbours.search(keys, self.positives)
+        if table.near is not None and table.distance is not None:
+            near, distance = table.near[chosen], table.distance[chosen]
         else:  # an ablation: the own window and any others
             near = torch.randint(size, (self.batch, self.positives), generator=random).to(device)
             near[:, 0] = chosen
             distance = torch.zeros(near.shape, device=device)
-        positives = self.gather(self.drawn.pick(near.flatten()))
-        positives = positives.view(*near.shape, *positives.shape[1:])
-        return Batch(self.gather(own), condition, keys, positives, distance, self.drawn.arrival[near].float())
+        return Batch(
+            table.windows[chosen],
+            table.condition[chosen],
+            table.keys[chosen],
+            table.windows[near],
+            distance,
+            table.arrival[near].float(),
+        )
 
     def condition(self, drawn: Drawn) -> Condition:
         state = self.windows.episodes.observations[drawn.first]
@@ -101,7 +114,12 @@ class Sampler:
         return Condition(state, self.normalizer.goal(goal, self.windows.goals.dims))
 
     def gather(self, drawn: Drawn) -> Tensor:
-        return self.normalizer.tokens(self.windows.gather(*drawn))
+        """The windows (N,L,D), standardised."""
+        out = torch.empty(len(drawn.first), self.windows.tokens, self.windows.width, device=drawn.first.device)
+        for lo in range(0, len(out), BLOCK):
+            some = (None if part is None else part[lo : lo + BLOCK] for part in drawn)
+            out[lo : lo + BLOCK] = self.normalizer.tokens(self.windows.gather(*some))  # type: ignore[arg-type]
+        return out
 
     def _draw(self, count: int, random: torch.Generator) -> Drawn:
         first, arrival = self.windows.sample(count, random)
@@ -109,17 +127,20 @@ class Sampler:
         if self.push is not None:
             noise = torch.randn(count, len(self.push), generator=random) * (torch.arange(count) % 2)[:, None]
             push = noise.to(self.push) * self.push
-        return Drawn(first, arrival, push, self.windows.labels(first, arrival, push))
+        return Drawn(first, arrival, push)
 
-    def _index(self, epoch: int) -> None:
-        whole = self.windows.goals is None and len(self.windows) <= self.table
+    def _table(self, epoch: int) -> Table:
+        whole = self.windows.goals is None and len(self.windows) <= self.size
         if epoch == self.epoch or (whole and self.epoch >= 0):
-            return
-        random = generator(self.seed, epoch, 1)
+            return self.table
         if whole:
             first = torch.arange(len(self.windows), device=self.windows.episodes.steps.device)
-            self.drawn = Drawn(first, torch.zeros_like(first))
+            drawn = Drawn(first, torch.zeros_like(first))
         else:
-            self.drawn = self._draw(self.table, random)
-        self.neighbours = Neighbours(self.key(self.condition(self.drawn)))
+            drawn = self._draw(self.size, generator(self.seed, epoch, 1))
+        condition = self.condition(drawn)
+        keys = self.key(condition)
+        distance, near = nearest(keys, self.positives) if self.keyed else (None, None)
+        self.table = Table(self.gather(drawn), condition, keys, drawn.arrival, near, distance)
         self.epoch = epoch
+        return self.table

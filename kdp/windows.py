@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -123,11 +122,7 @@ class Goals:
     """State coordinates that are zero at rest (velocities)."""
 
 
-class Labels(NamedTuple):
-    """Actions (B,n,d_a) for some steps (B,n) of windows."""
-
-    step: Tensor
-    action: Tensor
+Reach = Callable[[Tensor, Tensor], Tensor]  # states (N,d_s) and those wanted a token later (N,d_s) -> actions (N,d_a)
 
 
 class Windows:
@@ -135,7 +130,7 @@ class Windows:
     its episode repeats the last step instead (so an episode of T steps has T windows).
 
     A hindsight window stays at its goal, where the data may have passed at full speed: the data's actions do not brake.
-    `reach` gives actions that do, from states (N,d_s) to states a token later (N,d_s); see kdp/inverse.py.
+    `reach` gives actions that do; see kdp/inverse.py.
     """
 
     def __init__(
@@ -144,7 +139,7 @@ class Windows:
         horizon: int,
         stride: int = 1,
         goals: Goals | None = None,
-        reach: Callable[[Tensor, Tensor], Tensor] | None = None,
+        reach: Reach | None = None,
     ):
         longest = int(episodes.lengths.max())
         fitting = min(horizon, longest) // max(stride, 1) * max(stride, 1)
@@ -182,11 +177,9 @@ class Windows:
         wanted = torch.where(coin, log_uniform, uniform).long().clamp_max(self.horizon - self.stride)
         return first, wanted.to(device).minimum(self.episodes.last_of(first) - first)
 
-    def gather(
-        self, first: Tensor, arrival: Tensor, push: Tensor | None = None, labels: Labels | None = None
-    ) -> Tensor:
+    def gather(self, first: Tensor, arrival: Tensor, push: Tensor | None = None) -> Tensor:
         """Windows (B,L,D) in the dataset's units, from their first steps (B,) and arrivals (B,). With a push (B,d_s) a
-        window begins that far off. Labels, where they are known already, are not computed again."""
+        window begins that far off."""
         data, step = self.episodes, torch.arange(self.horizon, device=first.device)
         index = (first[:, None] + step).minimum(data.last_of(first)[:, None])
         if self.goals is not None:
@@ -196,9 +189,9 @@ class Windows:
         if self.goals is not None:
             there = step >= arrival[:, None]  # (B,H)
             actions = actions.masked_fill(there[..., None], 0.0)
-            labels = self.labels(first, arrival, push) if labels is None else labels
-            if labels is not None:
-                actions = actions.scatter(1, labels.step[..., None].expand_as(labels.action), labels.action)
+            if self.reach is not None:
+                at, better = self._labels(first, arrival, push, self.reach)
+                actions = actions.scatter(1, at[..., None].expand_as(better), better)
             resting = there[:, :: self.stride] & (step[:: self.stride] > 0)  # the first state is as it is
             for dim in self.goals.still:
                 states[..., dim].masked_fill_(resting, 0.0)
@@ -206,11 +199,10 @@ class Windows:
             states[:, 0] += push
         return torch.cat([states, actions.reshape(len(first), self.tokens, -1)], -1)
 
-    def labels(self, first: Tensor, arrival: Tensor, push: Tensor | None = None) -> Labels | None:
-        """Actions by `reach`, where the data's own do not fit the window: in the token before arrival they come to rest
-        at the goal, and after a push, which fades over the first token, they lead back to the data."""
-        if self.goals is None or self.reach is None:
-            return None
+    def _labels(self, first: Tensor, arrival: Tensor, push: Tensor | None, reach: Reach) -> tuple[Tensor, Tensor]:
+        """Steps (B,n) where the data's own actions do not fit the window, and actions (B,n,d_a) by `reach` that do: in
+        the token before arrival they come to rest at the goal, and after a push, which fades over the first token, they
+        lead back to the data."""
         token = torch.arange(self.stride + 1, device=first.device)
         step = ((arrival - self.stride).clamp_min(0)[:, None] + token).minimum(arrival[:, None])  # the last may repeat
         if push is not None:
@@ -219,8 +211,7 @@ class Windows:
         there = self._at(first, arrival, step + self.stride, step + self.stride >= arrival[:, None])
         if push is not None:
             here = here + push[:, None] * (1 - step / self.stride).clamp_min(0)[..., None]
-        action = self.reach(here.flatten(0, 1), there.flatten(0, 1)).view(*step.shape, -1)
-        return Labels(step, action)
+        return step, reach(here.flatten(0, 1), there.flatten(0, 1)).view(*step.shape, -1)
 
     def _at(self, first: Tensor, arrival: Tensor, step: Tensor, resting: Tensor) -> Tensor:
         """The states (B,n,d_s) of windows at steps (B,n): the goal from arrival on, at rest where `resting`."""

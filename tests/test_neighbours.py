@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kdp.neighbours import EXACT_BELOW, Neighbours, _exact
+from kdp.neighbours import EXACT_BELOW, Neighbours, _exact, nearest
 
 
 def clustered(count: int, seed: int = 0) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_the_exact_search_is_exact_in_blocks_of_any_size(block, count):
     keys, queries = clustered(1000), clustered(20, seed=1)
     distance, index = _exact(queries, keys, count, block)
     true_distance, true_index = brute_force(queries, keys, count)
-    torch.testing.assert_close(distance, true_distance, atol=2e-3, rtol=0)
+    torch.testing.assert_close(distance, true_distance, atol=1e-6, rtol=1e-6)
     assert (index == true_index).float().mean() > 0.99  # near ties may change places in single precision
 
 
@@ -109,3 +109,12 @@ def test_two_indices_of_the_same_keys_give_the_same_answers():
     keys, queries = clustered(25_000), clustered(30, seed=1)
     one, two = (Neighbours(keys).search(queries, 32)[1] for _ in range(2))
     assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("block", [1, 30, 4096])
+def test_the_nearest_of_all_keys_are_found_in_blocks_of_any_size(block):
+    keys = clustered(300)
+    distance, near = nearest(keys, 5, block)
+    true_distance, true_near = brute_force(keys, keys, 5)
+    assert torch.equal(near, true_near) and torch.equal(near[:, 0], torch.arange(300))
+    torch.testing.assert_close(distance, true_distance, atol=1e-3, rtol=1e-3)

@@ -10,7 +10,7 @@ import kdp.sampler
 from kdp.domains.toy import TWO
 from kdp.keys import ScaledKey, state_key
 from kdp.normalize import Normalizer
-from kdp.sampler import Batch, Sampler, generator
+from kdp.sampler import Batch, Drawn, Sampler, generator
 from kdp.windows import Goals, Windows
 
 KEYS = {"toy": state_key, "goals": ScaledKey((1, 1, 0.3, 0.3, 1, 1))}
@@ -62,18 +62,26 @@ def test_the_table_is_drawn_anew_when_its_time_is_over():
     tables = []
     for step in (0, 9, 10):
         goals(step)
-        tables.append((goals.drawn.first.clone(), goals.drawn.arrival.clone()))
-    assert torch.equal(tables[0][0], tables[1][0]) and not torch.equal(tables[1][0], tables[2][0])
-    assert all(len(first) == 2000 for first, _ in tables)
+        tables.append(goals.table.windows)
+    assert torch.equal(tables[0], tables[1]) and not torch.equal(tables[1], tables[2])
+    assert all(len(windows) == 2000 for windows in tables)
 
 
 def test_without_goals_the_table_is_every_window_that_fits():
     toy = sampler("toy")
     toy(0)
-    assert torch.equal(toy.drawn.first, torch.arange(len(toy.windows)))
+    every = torch.arange(len(toy.windows))
+    torch.testing.assert_close(toy.table.windows, toy.gather(Drawn(every, torch.zeros_like(every))))
     short = sampler("toy", table=50)
     short(0)
-    assert len(short.drawn.first) == 50
+    assert len(short.table.windows) == 50
+
+
+def test_a_table_that_would_not_fit_in_memory_is_smaller(monkeypatch):
+    monkeypatch.setattr(kdp.sampler, "LARGEST", 16 * 6 * 70)
+    small = sampler("goals")
+    small(0)
+    assert len(small.table.windows) == 70
 
 
 @pytest.mark.parametrize(
@@ -86,8 +94,8 @@ def test_without_goals_the_table_is_every_window_that_fits():
     ],
 )
 def test_the_index_is_built_again_only_when_the_table_has_changed(kind, options, built, monkeypatch):
-    calls, build = [], kdp.sampler.Neighbours
-    monkeypatch.setattr(kdp.sampler, "Neighbours", lambda keys: calls.append(len(keys)) or build(keys))
+    calls, search = [], kdp.sampler.nearest
+    monkeypatch.setattr(kdp.sampler, "nearest", lambda keys, count: calls.append(len(keys)) or search(keys, count))
     made = sampler(kind, refresh=10, **options)
     for step in (0, 5, 9, 10, 19, 25):
         made(step)
@@ -142,7 +150,7 @@ def test_positives_are_as_far_in_key_space_as_the_batch_says(kind):
 def test_nothing_in_the_table_is_nearer_than_the_positives(kind):
     made = sampler(kind)
     batch = made(0)
-    table = keys_of(kind, made.gather(made.drawn))
+    table = keys_of(kind, made.table.windows)
     nearest = (batch.keys[:, None] - table).norm(dim=2).sort(dim=1).values[:, :6]
     torch.testing.assert_close(batch.key_distance, nearest, atol=PRECISION, rtol=0)
 

@@ -271,15 +271,6 @@ def test_a_pushed_window_begins_off_the_data_and_its_actions_lead_back(stride):
     assert torch.equal(actions[:, stride:], before[:, stride:])
 
 
-def test_labels_known_beforehand_make_the_same_windows():
-    data = walks([40, 25], 0)
-    windows = Windows(data, 16, 4, PLANE, pull)
-    first, arrival = windows.sample(50, generator(1))
-    push = torch.randn(50, 4, generator=generator(2))
-    labels = windows.labels(first, arrival, push)
-    assert torch.equal(windows.gather(first, arrival, push, labels), windows.gather(first, arrival, push))
-
-
 def test_without_goals_nothing_is_reached_and_without_reach_nothing_has_changed():
     data = walks([40, 12, 25])
     first = torch.arange(len(data))
