@@ -104,9 +104,10 @@ def data_make(
             "a map of your own is made with `kdp data make maze2d --map FILE.json --out DIR`: both or neither."
         )
     if map is not None:
+        rows = read_map(map)
         if out is None:
             raise UserError("a map of your own needs a folder to go to; give --out DIR.")
-        made = custom_maze(read_map(map)).make
+        made = custom_maze(rows).make
         assert made is not None
         path = made(steps, seed, out)
         Console().print(f"wrote {path}; train on it with `kdp train {out}`")

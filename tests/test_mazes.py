@@ -75,6 +75,18 @@ def test_a_map_that_is_none_is_refused_with_the_rule(tmp_path, text, words):
         read_map(tmp_path / "map.json")
 
 
+@pytest.mark.parametrize("more", [("--out", "mine"), ()], ids=["with a folder", "without"])
+@pytest.mark.parametrize("name", ["none.json", "folder", "none/map.json"])
+def test_a_map_that_is_not_there_is_asked_for_with_an_example(kdp_command, tmp_path, name, more):
+    (tmp_path / "folder").mkdir()
+    code, _, err = kdp_command("data", "make", "maze2d", "--map", name, *more)
+    assert code == 2 and len(err.splitlines()) == 1 and "Errno" not in err
+    assert f"there is no file {name}" in err and "1 a wall and 0 free" in err and "Check the path" in err
+    example = err[err.index("[[") : err.index("]]") + 2]
+    (tmp_path / "map.json").write_text(example)
+    assert read_map(tmp_path / "map.json") == json.loads(example)
+
+
 def test_a_map_needs_a_folder_and_a_folder_a_map(kdp_command, tmp_path):
     (tmp_path / "ring.json").write_text(json.dumps(RING))
     for words in (("maze2d",), ("maze2d", "--map", "ring.json"), ("maze2d-umaze", "--map", "ring.json")):

@@ -148,6 +148,12 @@ def read_map(file: Path) -> list[list[int]]:
     """A map from JSON: a list of rows, 1 a wall, 0 free."""
     try:
         return _map(file.read_text(), file)
+    except (FileNotFoundError, IsADirectoryError):
+        tiny = "[[1,1,1,1], [1,0,0,1], [1,1,1,1]]"
+        raise UserError(
+            f"a map is a file of rows in JSON, 1 a wall and 0 free, such as {tiny}; there is no file {file}. "
+            "Check the path, or write one."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read as a map in JSON ({error}).") from error
 
