@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
+from kdp.bench.cli import Device, bench, check_device, table_command
 from kdp.datasets.minari_sets import data_folder, dataset_id
 from kdp.domains import DOMAINS, find_domain
 from kdp.domains.locomotion import REMEDIES
@@ -26,11 +25,8 @@ from kdp.train import LoopConfig, Outcome
 
 app = tyro.extras.SubcommandApp()
 data = tyro.extras.SubcommandApp()
-bench = tyro.extras.SubcommandApp()
 app.command(data, name="data", help="List, look at, make, collect and download datasets.")
 app.command(bench, name="bench", help="Studies, each written to results/.")
-
-Device = Annotated[str, tyro.conf.arg(help="cpu, or cuda where there is one.")]
 
 
 @app.command
@@ -236,7 +232,7 @@ def train_command(
         loop: Optimisation.
     """
     console = Console(stderr=True)
-    _check_device(device)
+    check_device(device)
     sizes = (horizon, stride, steps, minutes, batch, seed)
     given = RunConfig(x or "", method, *sizes, relabel, drift, diffusion, network, loop)
     if resume is not None:
@@ -288,7 +284,7 @@ def eval_command(
     """
     from kdp.judge import judge
 
-    _check_device(device)
+    check_device(device)
     judge(
         run,
         episodes,
@@ -332,267 +328,7 @@ def plan_command(
     show_plan(run, state, target, candidates, seed, out, Console())
 
 
-@bench.command(name="fields")
-def fields_command(
-    quick: bool = False,
-    tasks: str = "maze2d-umaze,toy,toy-three",
-    variants: str = "all",
-    seeds: int = 1,
-    jobs: int = 1,
-    device: Device = "cpu",
-    runs: Path = Path("runs/bench-fields"),
-    results: Path = Path("results/fields.jsonl"),
-) -> None:
-    """The study behind the default field: one change at a time, on the toys and U-maze; rows go to results/.
-
-    Example: kdp bench fields --quick --tasks toy --variants "default,keyed (paper)"
-
-    Args:
-        quick: A few steps of everything, to see that it runs.
-        tasks: Domains, separated by commas.
-        variants: Names of variants, separated by commas.
-        seeds: Runs of each variant on each task.
-        jobs: Processes side by side.
-        device: cpu, or cuda where there is one.
-        runs: Folder for the runs; a study that was stopped goes on from there.
-        results: File to append to.
-    """
-    from kdp.bench.fields import TASKS, VARIANTS, study
-
-    _check_study(seeds, jobs, device)
-    chosen = _names("variant", ",".join(VARIANTS) if variants == "all" else variants, VARIANTS)
-    study(quick, device, seeds, _names("task", tasks, TASKS), chosen, jobs, runs, results, Console())
-
-
-@bench.command(name="maze2d")
-def maze2d_command(
-    tasks: str = "maze2d-umaze,maze2d-medium,maze2d-large",
-    methods: str = "kdp,diffuser,bc",
-    executors: str = "track,inverse,action",
-    seeds: int = 3,
-    jobs: int = 1,
-    minutes: float | None = None,
-    quick: bool = False,
-    device: Device = "cpu",
-    runs: Path = Path("runs/bench-maze2d"),
-    pictures: Path | None = None,
-    results: Path = Path("results/maze2d.jsonl"),
-) -> None:
-    """Train every method on every maze and judge it under every protocol; rows go to results/.
-
-    Examples: kdp bench maze2d --quick --tasks maze2d-umaze
-    / kdp bench maze2d --jobs 14 --device cuda --pictures docs/results
-
-    Args:
-        tasks: Mazes, separated by commas.
-        methods: Methods, separated by commas.
-        executors: Executors to judge with, separated by commas.
-        seeds: Runs of each.
-        jobs: Processes side by side.
-        minutes: Training time of each; the domain's own number of steps unless given.
-        quick: A few steps and episodes of everything, to see that it runs.
-        device: cpu, or cuda where there is one.
-        runs: Folder for the runs; a study that was stopped goes on from there.
-        pictures: Folder for a picture of each method's plans in each maze.
-        results: File to append to.
-    """
-    from kdp.bench.maze2d import EXECUTORS, PROTOCOLS, TASKS, bench_maze2d
-
-    _check_study(seeds, jobs, device)
-    bench_maze2d(
-        _names("task", tasks, TASKS),
-        _names("method", methods, PROTOCOLS),
-        _names("executor", executors, EXECUTORS),
-        seeds,
-        jobs,
-        minutes,
-        quick,
-        device,
-        runs,
-        pictures,
-        results,
-        Console(stderr=True),
-    )
-
-
-@bench.command(name="ablations")
-def ablations_command(
-    tasks: str = "maze2d-umaze",
-    fields: str = "joint,keyed",
-    variants: str = "all",
-    seeds: int = 3,
-    jobs: int = 1,
-    steps: int | None = None,
-    quick: bool = False,
-    device: Device = "cpu",
-    runs: Path = Path("runs/bench-ablations"),
-    results: Path = Path("results/ablations.jsonl"),
-) -> None:
-    """The paper's ablations of the objective, for our field and for the published one, and of what we add; rows go to
-    results/.
-
-    Examples: kdp bench ablations --quick --variants "full,no keying"
-    / kdp bench ablations --jobs 14 --device cuda
-
-    Args:
-        tasks: Mazes, separated by commas.
-        fields: joint, keyed or both.
-        variants: Names of variants, separated by commas.
-        seeds: Runs of each.
-        jobs: Processes side by side.
-        steps: Training steps; the domain's own unless given.
-        quick: A few steps and episodes of everything, to see that it runs.
-        device: cpu, or cuda where there is one.
-        runs: Folder for the runs; a study that was stopped goes on from there.
-        results: File to append to.
-    """
-    from kdp.bench.ablations import BASES, OURS, VARIANTS, bench_ablations
-    from kdp.bench.maze2d import TASKS
-
-    _check_study(seeds, jobs, device)
-    known = [*VARIANTS, *OURS]
-    chosen = _names("variant", ",".join(known) if variants == "all" else variants, known)
-    bases = _names("field", fields, BASES)
-    console = Console(stderr=True)
-    mazes = _names("task", tasks, TASKS)
-    bench_ablations(mazes, bases, chosen, seeds, jobs, steps, quick, device, runs, results, console)
-
-
-@bench.command(name="candidates")
-def candidates_command(
-    run: tyro.conf.Positional[tuple[Path, ...]] = (),
-    tasks: str = "maze2d-umaze",
-    methods: str = "kdp,diffuser",
-    values: str = "1,4,16,64,256",
-    seeds: int = 3,
-    minutes: float | None = None,
-    jobs: int = 1,
-    quick: bool = False,
-    device: Device = "cpu",
-    runs: Path = Path("runs/bench-maze2d"),
-    results: Path = Path("results/scaling.jsonl"),
-) -> None:
-    """Score and latency by K, the number of candidates; rows go to results/.
-
-    Examples: kdp bench candidates runs/maze2d-umaze
-    / kdp bench candidates --tasks maze2d-large --methods kdp,diffuser --jobs 14 --device cuda
-
-    Args:
-        run: Run folders. Without any: the runs of `kdp bench maze2d`, trained first where they are not.
-        tasks: Mazes, separated by commas, where no run is given.
-        methods: Methods, separated by commas, where no run is given.
-        values: The numbers of candidates, separated by commas.
-        seeds: Runs of each, where no run is given.
-        minutes: Training time of each, as given to `kdp bench maze2d`; the domain's own number of steps unless given.
-        jobs: Processes side by side.
-        quick: A few steps and episodes of everything, to see that it runs.
-        device: cpu, or cuda where there is one.
-        runs: Folder of the runs of `kdp bench maze2d`.
-        results: File to append to.
-    """
-    from kdp.bench.maze2d import PROTOCOLS, TASKS, maze_runs
-    from kdp.bench.scaling import bench_candidates, given_runs
-
-    _check_study(seeds, jobs, device)
-    mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
-    trainings = given_runs(list(run), device) or maze_runs(mazes, named, seeds, minutes, quick, device, runs)
-    bench_candidates(trainings, _counts("values", values), quick, jobs, results, Console(stderr=True))
-
-
-@bench.command(name="horizon")
-def horizon_command(
-    tasks: str = "maze2d-umaze",
-    methods: str = "kdp",
-    values: str = "96,128,192,256,384",
-    seeds: int = 3,
-    minutes: float | None = None,
-    jobs: int = 1,
-    quick: bool = False,
-    device: Device = "cpu",
-    runs: Path = Path("runs/bench-horizon"),
-    results: Path = Path("results/scaling.jsonl"),
-) -> None:
-    """Score and latency by the length of the plan, a run for each; rows go to results/.
-
-    Example: kdp bench horizon --methods kdp,diffuser --jobs 14 --device cuda
-
-    Args:
-        tasks: Mazes, separated by commas.
-        methods: Methods, separated by commas.
-        values: Horizons in steps, separated by commas; multiples of the domain's stride.
-        seeds: Runs of each.
-        minutes: Training time of each; the domain's own number of steps unless given.
-        jobs: Processes side by side.
-        quick: A few steps and episodes of everything, to see that it runs.
-        device: cpu, or cuda where there is one.
-        runs: Folder for the runs; a study that was stopped goes on from there.
-        results: File to append to.
-    """
-    from kdp.bench.maze2d import PROTOCOLS, TASKS
-    from kdp.bench.scaling import bench_horizon
-
-    _check_study(seeds, jobs, device)
-    mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
-    horizons = _counts("values", values)
-    bench_horizon(mazes, named, horizons, seeds, minutes, quick, jobs, device, runs, results, Console(stderr=True))
-
-
-@bench.command(name="curves")
-def curves_command(
-    tasks: str = "maze2d-umaze,maze2d-medium,maze2d-large",
-    methods: str = "kdp,diffuser",
-    seeds: int = 1,
-    steps: int | None = None,
-    points: int = 8,
-    jobs: int = 1,
-    quick: bool = False,
-    device: Device = "cpu",
-    runs: Path = Path("runs/bench-curves"),
-    results: Path = Path("results/curves.jsonl"),
-) -> None:
-    """The score over training time: each run is stopped, judged and resumed; rows go to results/.
-
-    Example: kdp bench curves --tasks maze2d-umaze --device cuda
-
-    Args:
-        tasks: Mazes, separated by commas.
-        methods: Methods, separated by commas.
-        seeds: Runs of each.
-        steps: Training steps; the domain's own unless given.
-        points: Stops, each a constant factor after the last; the first at 1/64 of the training.
-        jobs: Processes side by side; runs that share a device slow each other down, and the rows say so.
-        quick: A few steps and episodes of everything, to see that it runs.
-        device: cpu, or cuda where there is one.
-        runs: Folder for the runs; a study that was stopped goes on from there.
-        results: File to append to.
-    """
-    from kdp.bench.curves import bench_curves
-    from kdp.bench.maze2d import PROTOCOLS, TASKS
-
-    _check_study(seeds, jobs, device)
-    if points < 2:
-        raise UserError(f"points must be 2 or more, the last one the end of the training; got {points}.")
-    mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
-    bench_curves(mazes, named, seeds, steps, points, quick, jobs, device, runs, results, Console(stderr=True))
-
-
-@app.command(name="table")
-def table_command(
-    results: Path = Path("results"), docs: Path = Path("docs/results"), readme: Path = Path("README.md")
-) -> None:
-    """Turn results into pages of tables.
-
-    Example: kdp table
-
-    Args:
-        results: Folder of .jsonl files, as the studies write them.
-        docs: Folder for the pages and pictures.
-        readme: File whose Maze2D table is renewed, where it has the markers for one.
-    """
-    from kdp.bench.tables import write_tables
-
-    for page in write_tables(results, docs, readme):
-        Console().print(f"wrote {page}")
+app.command(name="table")(table_command)
 
 
 def main() -> None:
@@ -624,45 +360,6 @@ def _report(outcome: Outcome, folder: Path) -> int:
         return 0
     console.print(f"stopped after step {outcome.step}; go on with `kdp train --resume {folder}`")
     return 130 if outcome.interrupted else 0
-
-
-def _names(kind: str, text: str, known: Iterable[str]) -> list[str]:
-    """Names separated by commas, each one of a study's own, each once."""
-    names = list(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in known:
-            raise UserError(f"{name!r} is not a {kind} of this study. {did_you_mean(name, known)}")
-    return names
-
-
-def _counts(name: str, text: str) -> list[int]:
-    """Whole numbers of 1 or more, separated by commas, each once."""
-    try:
-        counts = list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        counts = [0]
-    if min(counts) < 1:
-        raise UserError(f"{name} must be whole numbers of 1 or more, separated by commas; got {text!r}.")
-    return counts
-
-
-def _check_study(seeds: int, jobs: int, device: str) -> None:
-    if seeds < 1 or jobs < 1:
-        raise UserError(f"seeds and jobs must be 1 or more; got {seeds=} {jobs=}.")
-    _check_device(device)
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise UserError(f"device must be cpu or cuda; got {device!r}.") from None
-    if kind not in ("cpu", "cuda"):
-        raise UserError(f"device must be cpu or cuda; got {device!r}.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError("device cuda was asked for, and there is none here. Use --device cpu.")
 
 
 def _numbers(name: str, text: str) -> list[float]:

@@ -32,6 +32,7 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.datasets": {"kdp.windows"},
     "kdp.domains": {"kdp.windows", "kdp.keys", "kdp.networks", "kdp.score", "kdp.plan", "kdp.datasets"},
 }
+IMPORTED_BY = {"kdp.cli": {"kdp.__main__"}, "kdp.bench.cli": {"kdp.cli"}}  # the command: nothing else needs it
 HEAVY = ("gymnasium", "gymnasium_robotics", "mujoco", "minari", "faiss", "h5py", "matplotlib", "tensorboard", "tyro")
 
 
@@ -41,9 +42,10 @@ def module_of(path):
 
 
 def imports_of(path):
+    """Full names of what a file imports of kdp, at its top and inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("kdp"):
-            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith("kdp"))
 
@@ -51,18 +53,31 @@ def imports_of(path):
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=module_of)
 def test_imports_point_one_way(path):
     module = module_of(path)
+    for part, importers in IMPORTED_BY.items():
+        found = [name for name in imports_of(path) if name == part or name.startswith(part + ".")]
+        assert not found or module in importers, f"{module} must not import {part}"
     unit = next((name for name in ALLOWED if module == name or module.startswith(name + ".")), None)
-    if unit is None:  # the upper floors (runs, bench, judge, demo, cli) may import everything below them
+    if unit is None:  # the upper floors (runs, bench, judge, demo, bench.cli, cli) may import everything below them
         return
     allowed = ALLOWED[unit] | BASE | {unit}
     wrong = [name for name in imports_of(path) if not any(name == a or name.startswith(a + ".") for a in allowed)]
     assert not wrong, f"{module} must not import {wrong}"
 
 
-def test_import_kdp_is_light():
-    code = f"import kdp, sys; print(*[m for m in {HEAVY!r} if m in sys.modules])"
+def brought_by(module):
+    code = f"import {module}, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    return set(done.stdout.split())
+
+
+def test_import_kdp_is_light():
+    assert not brought_by("kdp") & set(HEAVY)
+
+
+def test_the_command_starts_without_the_studies():
+    brought = brought_by("kdp.cli")
+    assert {name for name in brought if name.startswith("kdp.bench.")} == {"kdp.bench.cli"}
+    assert not brought & (set(HEAVY) - {"tyro"} | {"kdp.judge", "kdp.demo", "kdp.pictures"})
 
 
 def test_the_two_algorithms_are_where_the_readme_says():

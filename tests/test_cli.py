@@ -26,7 +26,8 @@ from kdp.networks import NetworkConfig
 from kdp.runs import RunConfig, start_run
 
 TINY = ("--steps", 5, "--batch", 32, "--network.width", 16)
-COMMANDS = ["demo", "data", "data list", "data info", "data make", "train", "eval", "plan", "bench", "bench fields"]
+COMMANDS = ["demo", "data", "data list", "data info", "data make", "train", "eval", "plan", "table", "bench"]
+COMMANDS += [f"bench {study}" for study in ("fields", "maze2d", "ablations", "candidates", "horizon", "curves")]
 
 
 def steps(count: int = 60, length: int = 20, **other) -> dict[str, np.ndarray]:
