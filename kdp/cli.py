@@ -52,12 +52,18 @@ def data_list() -> None:
 
     Example: kdp data list
     """
-    table = Table(Column("name", no_wrap=True), "horizon / stride", "can be made", "what it is")
-    for name, domain in DOMAINS.items():
-        made = "yes" if domain.make else "collected" if name in REMEDIES else "built in"
-        table.add_row(name, f"{domain.horizon} / {domain.stride}", made, domain.about)
-    Console().print(table)
-    Console().print("Also: any .hdf5 (D4RL layout), .npz or Minari folder by its path, and any Minari id.")
+    built = {name: "Made with `kdp data make NAME`" if domain.make else "Built in" for name, domain in DOMAINS.items()}
+    ways = built | dict.fromkeys(REMEDIES, "Collected with `kdp data collect`")
+    console = Console(highlight=False)
+    console.print("Name, horizon/stride of a plan in steps, and what it is.")
+    for way in dict.fromkeys(ways.values()):  # a table each: short names leave more room to say what it is
+        columns = Column(no_wrap=True, style="bold"), Column(no_wrap=True, justify="right"), Column()
+        table = Table(*columns, box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+        for name, domain in DOMAINS.items():
+            if ways[name] == way:
+                table.add_row(name, f"{domain.horizon}/{domain.stride}", domain.about)
+        console.print(f"\n{way}:", table, sep="\n")
+    console.print("\nAlso: any .hdf5 (D4RL layout), .npz or Minari folder by its path; any Minari id.")
 
 
 @data.command(name="info")

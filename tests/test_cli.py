@@ -88,6 +88,16 @@ def test_the_list_names_every_domain(kdp_command):
     assert code == 0 and all(name in out for name in DOMAINS)
 
 
+def test_the_list_has_a_line_for_every_domain_in_80_columns(kdp_command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.rstrip() for line in kdp_command("data", "list")[1].splitlines()]
+    assert max(map(len, lines)) <= 80
+    for name, domain in DOMAINS.items():
+        line = next(line for line in lines if line.startswith(f"{name} "))
+        assert line.split(maxsplit=2)[1:] == [f"{domain.horizon}/{domain.stride}", domain.about]
+    assert lines[-1].startswith("Also: ")
+
+
 def test_a_maze_is_made_looked_at_trained_and_judged_with_both_executors(kdp_command, tmp_path):
     code, out, _ = kdp_command("data", "make", "maze2d-umaze", "--steps", 3000)
     assert code == 0 and "regenerated/maze2d-umaze-v0" in out.replace("\n", "")
