@@ -71,7 +71,8 @@ class Clamp:
         known[:, 0, : self.state_dim] = condition.state
         if self.goal_dims:
             assert condition.goal is not None, "a clamp with goal coordinates needs a goal in the condition"
-            known[:, self.goal_token, list(self.goal_dims)] = condition.goal
+            for number, dim in enumerate(self.goal_dims):  # a list of them would make a GPU wait for the CPU
+                known[:, self.goal_token, dim] = condition.goal[:, number]
         known = known.view(len(condition), *between, self.tokens, self.width)
         return torch.where(self.mask(x.device), x, known)
 
@@ -79,6 +80,6 @@ class Clamp:
         """M (L,D), false where clamped."""
         free = torch.ones(self.tokens, self.width, dtype=torch.bool, device=device)
         free[0, : self.state_dim] = False
-        if self.goal_dims:
-            free[self.goal_token, list(self.goal_dims)] = False
+        for dim in self.goal_dims:
+            free[self.goal_token, dim] = False
         return free

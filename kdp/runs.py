@@ -32,6 +32,7 @@ from kdp.windows import Episodes, Windows
 CONFIG, INVERSE = "config.json", "inverse.safetensors"
 CPU_BATCH = dict.fromkeys(METHODS, 512)
 GPU_BATCH = dict.fromkeys(METHODS, 2048) | {"kdp": 4096}  # it draws several windows of each condition
+CPU_TABLE, GPU_TABLE = 50_000, 200_000  # windows among which neighbours are found
 CELLS = 4  # of the grid over places that the data have been to, in the radius of a goal
 
 
@@ -56,10 +57,9 @@ class RunConfig:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunConfig:
         drift = value["drift"] | {"temperatures": tuple(value["drift"]["temperatures"])}
-        diffusion = {k: v for k, v in value["diffusion"].items() if k != "guidance"}  # of older runs, without effect
         parts = {
             "drift": DriftConfig(**drift),
-            "diffusion": DiffusionConfig(**diffusion),
+            "diffusion": DiffusionConfig(**value["diffusion"]),
             "network": NetworkConfig(**value["network"]),
             "loop": LoopConfig(**value["loop"]),
         }
@@ -225,8 +225,9 @@ def assemble(
     push = None
     if config.relabel and domain.goals and domain.push:
         push = domain.push * (episodes.observations[config.stride :] - episodes.observations[: -config.stride]).std(0)
+    table = GPU_TABLE if torch.device(device).type == "cuda" else CPU_TABLE
     sampler = Sampler(
-        windows, normalizer, domain.key, conditions, method.positives, config.seed, keyed=keyed, push=push
+        windows, normalizer, domain.key, conditions, method.positives, config.seed, table, keyed=keyed, push=push
     )
     support = None
     if domain.scorer is not None:
@@ -343,7 +344,7 @@ def _load_inverse(folder: Path, normalizer: Normalizer, device: str) -> InverseM
     if not (folder / INVERSE).exists():
         return None
     tensors, about = load_tensors(folder / INVERSE)
-    model = InverseModel(normalizer, about["gap"], about.get("ahead"))
+    model = InverseModel(normalizer, about["gap"], about["ahead"])
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:

@@ -30,6 +30,17 @@ class Batch:
     key_distance: Tensor | None = None  # (B,P)
     arrival: Tensor | None = None  # (B,P) steps until the goal is reached, in goal problems
 
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All there is, in a row."""
+        condition = self.condition
+        own = (self.windows, condition.state, condition.goal, self.keys)
+        return (*own, self.positives, self.key_distance, self.arrival)
+
+    @classmethod
+    def of(cls, windows: Tensor, state: Tensor, goal: Tensor | None, *rest: Tensor) -> Batch:
+        """From such a row."""
+        return cls(windows, Condition(state, goal), *rest)
+
 
 class Drawn(NamedTuple):
     """Windows to be gathered: their first steps (N,) and arrivals (N,), and pushes (N,d_s) where there are."""
@@ -40,8 +51,8 @@ class Drawn(NamedTuple):
 
 
 class Table(NamedTuple):
-    """T windows that batches are drawn from, with what a batch needs to know of each. Everything is computed once: a
-    window is used about a hundred times before the next table."""
+    """T windows that batches are drawn from, with what a batch needs to know of each, computed once: a window is used
+    once itself, and many times as another's neighbour."""
 
     windows: Tensor  # (T,L,D)
     condition: Condition
@@ -51,14 +62,19 @@ class Table(NamedTuple):
     distance: Tensor | None  # (T,P)
 
 
+def seed_of(*seed: int) -> int:
+    """A seed for one purpose at one step: training resumes exactly because nothing else is remembered."""
+    return int(np.random.SeedSequence(seed).generate_state(1)[0])
+
+
 def generator(*seed: int) -> torch.Generator:
-    """A CPU generator for one purpose at one step: training resumes exactly because nothing else is remembered."""
-    return torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+    """A CPU generator with such a seed."""
+    return torch.Generator().manual_seed(seed_of(*seed))
 
 
 class Sampler:
-    """Draws batches. With positives > 0, they come from a table of `table` windows, drawn anew every `refresh` steps:
-    in goal problems one window has as many keys as places it comes to. Not `keyed`: the positives are any.
+    """Draws batches. With positives > 0, they come from a table of `table` windows, drawn anew when each has been used
+    about once: in goal problems one window has as many keys as places it comes to. Not `keyed`: positives are any.
 
     Every other window begins off the data, by noise of standard deviation `push` (d_s,): states that a planner's own
     actions may lead to, and the data never did."""
@@ -72,14 +88,15 @@ class Sampler:
         positives: int = 0,
         seed: int = 0,
         table: int = 50_000,
-        refresh: int = 500,
         keyed: bool = True,
         push: Tensor | None = None,
     ):
         self.windows, self.normalizer, self.key = windows, normalizer, key
         self.batch, self.positives, self.seed = batch, positives, seed
         self.size = min(table, max(positives, LARGEST // (windows.tokens * windows.width)))
-        self.refresh, self.keyed, self.push, self.epoch = refresh, keyed, push, -1
+        self.refresh = -(-self.size // batch)  # steps
+        self.keyed, self.push, self.epoch = keyed, push, -1
+        self.table: Table | None = None
 
     def __call__(self, step: int) -> Batch:
         random = generator(self.seed, step, 0)
@@ -131,7 +148,7 @@ class Sampler:
 
     def _table(self, epoch: int) -> Table:
         whole = self.windows.goals is None and len(self.windows) <= self.size
-        if epoch == self.epoch or (whole and self.epoch >= 0):
+        if self.table is not None and (epoch == self.epoch or whole):
             return self.table
         if whole:
             first = torch.arange(len(self.windows), device=self.windows.episodes.steps.device)
@@ -141,6 +158,5 @@ class Sampler:
         condition = self.condition(drawn)
         keys = self.key(condition)
         distance, near = nearest(keys, self.positives) if self.keyed else (None, None)
-        self.table = Table(self.gather(drawn), condition, keys, drawn.arrival, near, distance)
-        self.epoch = epoch
+        self.epoch, self.table = epoch, Table(self.gather(drawn), condition, keys, drawn.arrival, near, distance)
         return self.table

@@ -13,6 +13,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,10 @@ from torch import Tensor, nn
 from kdp.checkpoint import load_tensors, save_tensors
 from kdp.errors import UserError
 from kdp.files import replacing
-from kdp.sampler import Batch, generator
+from kdp.graphs import Recorded
+from kdp.sampler import Batch, seed_of
 
+GRAPH_AFTER = 2  # steps
 MODEL, TRAINING, METRICS = "model.safetensors", "training.safetensors", "metrics.jsonl"
 
 
@@ -93,7 +96,8 @@ def train(
     and metrics.jsonl in `folder`. A run that never came to a checkpoint resumes at its beginning. `stop_after` ends
     the run after that many steps in all, as an interrupt would."""
     average = copy.deepcopy(method).eval().requires_grad_(False)
-    optimizer = torch.optim.AdamW(method.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    update = Update(method, config)
+    optimizer = update.optimizer
     step, before = _restore(folder, method, average, optimizer) if resume and (folder / TRAINING).exists() else (0, 0.0)
     log = _Log(folder, step)
     begin = saved = time.monotonic()
@@ -115,17 +119,10 @@ def train(
         while not spent() and not stop.is_set() and not (stop_after is not None and step >= stop_after):
             rate = config.lr * min(1.0, (step + 1) / config.warmup)
             rate *= 0.5 * (1 + math.cos(math.pi * min(1.0, budget.progress(step, elapsed()))))
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            loss, metrics = method.loss(sampler(step), generator(seed, step, 2))  # type: ignore[operator]
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(method.parameters(), config.clip)
-            optimizer.step()
+            row = update(sampler(step), rate, seed_of(seed, step, 2))
             step += 1
             _average(average, method, min(config.ema, step / (10 + step)))
             if step % config.log_every == 0 or step == 1:
-                row = {"loss": loss.detach(), "grad/norm": norm, **metrics}
                 log.write(step, elapsed(), {k: float(v) for k, v in row.items()} | {"lr": rate})
                 if not math.isfinite(float(row["loss"])):
                     raise UserError(f"the loss is not finite at step {step}; try a smaller --loop.lr than {config.lr}.")
@@ -137,6 +134,52 @@ def train(
     save()
     log.close()
     return Outcome(step, elapsed(), spent(), interrupted)
+
+
+class Update:
+    """One step of the optimizer. On a GPU the whole of it, from the third on, is a CUDA graph: launched one by one, its
+    operations would take the CPU longer than the GPU."""
+
+    def __init__(self, method: nn.Module, config: LoopConfig):
+        self.method, self.clip = method, config.clip
+        self.parameters = list(method.parameters())
+        device = self.parameters[0].device
+        self.random = torch.Generator(device)
+        self.graphed, self.calls = device.type == "cuda", 0
+        self.graph: Recorded | None = None
+        rate = torch.tensor(config.lr, device=device) if self.graphed else config.lr
+        decay = config.weight_decay
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=decay, capturable=self.graphed)
+
+    def __call__(self, batch: Batch, rate: float, seed: int) -> dict[str, Tensor]:
+        """-> what there is to log; on a GPU, until the next call."""
+        self.random.manual_seed(seed)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self.calls += 1
+        if self.graph is not None:
+            return self.graph(*batch.tensors())
+        if self.graphed and self.calls > GRAPH_AFTER:
+            try:
+                self.graph = Recorded(self._step, batch.tensors(), self.random)
+                return self.graph.first
+            except RuntimeError as error:
+                warnings.warn(
+                    f"no CUDA graph of a training step, whose operations are launched one by one: {error}", stacklevel=2
+                )
+                self.graphed = False
+        return self._step(*batch.tensors())
+
+    def _step(self, *tensors: Any) -> dict[str, Tensor]:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, metrics = self.method.loss(Batch.of(*tensors), self.random)  # type: ignore[operator]
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.optimizer.step()
+        return {"loss": loss.detach(), "grad/norm": norm, **metrics}
 
 
 @torch.no_grad()

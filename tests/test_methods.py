@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -182,11 +182,6 @@ def test_the_network_is_the_methods_own_unless_asked_for():
 def test_settings_that_cannot_be_are_refused_in_one_sentence(kdp_command, flags, said):
     code, _, err = kdp_command("train", "toy", "--method", "diffuser", *flags)
     assert code == 2 and said in " ".join(err.split()) and "Traceback" not in err
-
-
-def test_a_run_of_the_time_when_guidance_was_a_setting_is_still_read():
-    written = asdict(SMALL) | {"diffusion": asdict(SMALL.diffusion) | {"guidance": 1.0}}
-    assert RunConfig.from_json(written) == SMALL
 
 
 # Diffuser: the mathematics

@@ -25,7 +25,7 @@ def sampler(kind: str, positives: int = 6, seed: int = 0, **options) -> Sampler:
     else:
         windows = Windows(walks([60, 40, 100]), 16, 1, Goals(dims=(0, 1), still=(2, 3)))
     data = windows.episodes
-    options = {"table": 2000, "refresh": 1000} | options
+    options = {"table": 2000} | options
     return Sampler(windows, Normalizer.fit(data.observations, data.actions), KEYS[kind], 32, positives, seed, **options)
 
 
@@ -58,13 +58,13 @@ def test_a_batch_does_not_depend_on_those_before_it(kind):
 
 
 def test_the_table_is_drawn_anew_when_its_time_is_over():
-    goals = sampler("goals", refresh=10)
+    goals = sampler("goals", table=320)  # used up in ten batches of 32
     tables = []
     for step in (0, 9, 10):
         goals(step)
         tables.append(goals.table.windows)
     assert torch.equal(tables[0], tables[1]) and not torch.equal(tables[1], tables[2])
-    assert all(len(windows) == 2000 for windows in tables)
+    assert all(len(windows) == 320 for windows in tables)
 
 
 def test_without_goals_the_table_is_every_window_that_fits():
@@ -88,15 +88,15 @@ def test_a_table_that_would_not_fit_in_memory_is_smaller(monkeypatch):
     ("kind", "options", "built"),
     [
         ("toy", {}, 1),  # the whole dataset is in the table
-        ("toy", {"table": 50}, 3),
-        ("goals", {}, 3),  # a window has as many keys as goals
+        ("toy", {"table": 320}, 3),
+        ("goals", {"table": 320}, 3),  # a window has as many keys as goals
         ("toy", {"positives": 0}, 0),
     ],
 )
 def test_the_index_is_built_again_only_when_the_table_has_changed(kind, options, built, monkeypatch):
     calls, search = [], kdp.sampler.nearest
     monkeypatch.setattr(kdp.sampler, "nearest", lambda keys, count: calls.append(len(keys)) or search(keys, count))
-    made = sampler(kind, refresh=10, **options)
+    made = sampler(kind, **options)
     for step in (0, 5, 9, 10, 19, 25):
         made(step)
     assert len(calls) == built

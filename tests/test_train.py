@@ -12,13 +12,15 @@ import pytest
 import torch
 from helpers import brief_inverse
 
-import kdp
+import kdp.train
 from kdp.checkpoint import load_tensors, save_tensors
 from kdp.drift import DriftConfig
+from kdp.keys import Condition
+from kdp.methods import METHODS
 from kdp.networks import NetworkConfig
 from kdp.runs import RunConfig, resume_run, start_run
-from kdp.sampler import Sampler
-from kdp.train import MODEL, TRAINING, LoopConfig
+from kdp.sampler import Batch, Sampler
+from kdp.train import MODEL, TRAINING, LoopConfig, Update
 
 SMALL = RunConfig(
     "toy",
@@ -143,3 +145,53 @@ def test_a_file_that_is_called_like_a_domain_is_still_a_file(tmp_path):
     np.savez(tmp_path / "toy.npz", **data, terminals=np.arange(40) % 20 == 19)
     start_run(replace(SMALL, dataset=str(tmp_path / "toy.npz"), horizon=8, stride=1, steps=2), tmp_path / "run")
     assert json.loads((tmp_path / "run/config.json").read_text())["domain"] is None
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_by_graph_are_those_launched_one_by_one(tmp_path, monkeypatch, method):
+    config = replace(SMALL, method=method)
+    start_run(config, tmp_path / "graph", device="cuda")
+    start_run(config, tmp_path / "parts", device="cuda", stop_after=7)
+    resume_run(tmp_path / "parts", device="cuda")
+    monkeypatch.setattr(kdp.train, "GRAPH_AFTER", 1000)
+    start_run(config, tmp_path / "steps", device="cuda")
+    expected = tensors(tmp_path / "steps")
+    for other in ("graph", "parts"):
+        for name, tensor in tensors(tmp_path / other).items():
+            torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+    assert json.loads((tmp_path / "graph/metrics.jsonl").read_text().splitlines()[-1])["step"] == 30
+
+
+@pytest.mark.parametrize("goal", [None, torch.ones(2, 1)])
+def test_a_batch_is_the_same_after_being_taken_apart(goal):
+    batch = Batch(torch.ones(2, 3, 4), Condition(torch.zeros(2, 3), goal), torch.ones(2, 3))
+    again = Batch.of(*batch.tensors())
+    assert all(a is b for a, b in zip(batch.tensors(), again.tensors(), strict=True)) and again.positives is None
+
+
+def test_a_step_that_cannot_be_recorded_is_done_as_it_stands(monkeypatch):
+    def refuse(*arguments):
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr(kdp.train, "Recorded", refuse)
+    update = Update(Quadratic(), LoopConfig(warmup=1))
+    update.graphed = True  # as on a GPU
+    batch = Batch(torch.ones(2, 1, 1), Condition(torch.zeros(2, 1)), torch.zeros(2, 1))
+    with pytest.warns(UserWarning, match="one by one: not here"):
+        losses = [float(update(batch, 0.1, step)["loss"]) for step in range(6)]
+    assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
+
+
+class Quadratic(torch.nn.Module):
+    """A method with one number to learn."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = torch.nn.Parameter(torch.zeros(()))
+
+    def loss(self, batch, generator):
+        return (batch.windows - self.value).square().mean(), {}

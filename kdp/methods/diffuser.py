@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from kdp.errors import UserError
+from kdp.graphs import Recorded
 from kdp.keys import Clamp, Condition
 from kdp.methods.bc import squared_error
 from kdp.networks import Bands, NetworkConfig, ResidualMLP, UNetBackbone
@@ -170,41 +171,19 @@ class Diffuser(nn.Module):
         graph = self.graphs[key]
         if graph is None:
             try:
-                graph = Recorded(loop, inputs)
+                with torch.no_grad():
+                    graph = Recorded(loop, inputs)
             except RuntimeError as error:
                 warnings.warn(
                     f"no CUDA graph of a plan's steps, which are now launched one by one: {error}", stacklevel=2
                 )
                 graph = loop
             self.graphs[key] = graph
-        return graph(*inputs)
+        return graph(*inputs).clone()
 
     def _apply(self, *arguments, **options):
         self.graphs.clear()  # they hold the addresses of weights that are about to move
         return super()._apply(*arguments, **options)
-
-
-class Recorded:
-    """A function of tensors on a GPU as a CUDA graph: a call writes the inputs in place and launches all of it."""
-
-    def __init__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]):
-        # tensors of inference mode could not be written to outside of it
-        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(inputs[0].device):
-            self.inputs = [tensor.clone() for tensor in inputs]
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):  # what libraries set up on a first call must not be recorded
-                function(*self.inputs)
-            torch.cuda.current_stream().wait_stream(aside)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.output = function(*self.inputs)
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        for place, tensor in zip(self.inputs, inputs, strict=True):
-            place.copy_(tensor)
-        self.graph.replay()
-        return self.output.clone()
 
 
 class Denoiser(nn.Module):

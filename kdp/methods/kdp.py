@@ -39,8 +39,8 @@ class KDP(nn.Module):
 
     def sample(self, condition: Condition, n: int, generator: torch.Generator) -> Tensor:
         """B conditions -> clamped windows (B,n,L,D), standardised."""
-        z = torch.randn(len(condition), n, self.noise, generator=generator).to(condition.state.device)
-        return self.decode(z, condition)
+        z = torch.randn(len(condition), n, self.noise, generator=generator, device=generator.device)
+        return self.decode(z.to(condition.state.device), condition)
 
     def decode(self, z: Tensor, condition: Condition) -> Tensor:
         """z (B,n,Z) -> clamped windows (B,n,L,D)."""
