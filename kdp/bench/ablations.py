@@ -53,6 +53,7 @@ def bench_ablations(
     jobs: int,
     steps: int | None,
     quick: bool,
+    timed: bool,
     device: str,
     runs: Path,
     results: Path,
@@ -72,4 +73,4 @@ def bench_ablations(
         trainings.append(training)
         judgings += [Judging("ablations", training, protocol, quick, episodes, labels) for protocol in protocols]
     train_all(trainings, jobs, console)
-    judge_all(judgings, jobs, results, console)
+    judge_all(judgings, jobs, results, console, timed)

@@ -57,6 +57,7 @@ def maze2d_command(
     jobs: int = 1,
     minutes: float | None = None,
     quick: bool = False,
+    timed: bool = True,
     device: Device = "cpu",
     runs: Path = Path("runs/bench-maze2d"),
     pictures: Path | None = None,
@@ -75,6 +76,7 @@ def maze2d_command(
         jobs: Processes side by side.
         minutes: Training time of each; the domain's own number of steps unless given.
         quick: A few steps and episodes of everything, to see that it runs.
+        timed: Take the time of a decision, too: not where something else runs on the machine.
         device: cpu, or cuda where there is one.
         runs: Folder for the runs; a study that was stopped goes on from there.
         pictures: Folder for a picture of each method's plans in each maze.
@@ -91,6 +93,7 @@ def maze2d_command(
         jobs,
         minutes,
         quick,
+        timed,
         device,
         runs,
         pictures,
@@ -108,6 +111,7 @@ def ablations_command(
     jobs: int = 1,
     steps: int | None = None,
     quick: bool = False,
+    timed: bool = True,
     device: Device = "cpu",
     runs: Path = Path("runs/bench-ablations"),
     results: Path = Path("results/ablations.jsonl"),
@@ -126,6 +130,7 @@ def ablations_command(
         jobs: Processes side by side.
         steps: Training steps; the domain's own unless given.
         quick: A few steps and episodes of everything, to see that it runs.
+        timed: Take the time of a decision, too: not where something else runs on the machine.
         device: cpu, or cuda where there is one.
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
@@ -139,7 +144,7 @@ def ablations_command(
     bases = _names("field", fields, BASES)
     console = Console(stderr=True)
     mazes = _names("task", tasks, TASKS)
-    bench_ablations(mazes, bases, chosen, seeds, jobs, steps, quick, device, runs, results, console)
+    bench_ablations(mazes, bases, chosen, seeds, jobs, steps, quick, timed, device, runs, results, console)
 
 
 @bench.command(name="candidates")

@@ -91,22 +91,22 @@ def train_all(trainings: list[Training], jobs: int, console: Console) -> None:
             raise KeyboardInterrupt
 
 
-def judge_all(judgings: list[Judging], jobs: int, path: Path, console: Console) -> None:
+def judge_all(judgings: list[Judging], jobs: int, path: Path, console: Console, timed: bool = True) -> None:
     """Measures the rows that `path` does not hold yet; each is written as it comes.
 
     Times are taken beforehand, with nothing beside them and once for all seeds: jobs that share the machine would
-    measure each other.
+    measure each other. Not `timed`: they are left out.
     """
     rows, now = read(path), commit()
     named = {json.dumps(identity(judging, now)): judging for judging in reversed(judgings)}  # once each, the first
     todo = [judging for name, judging in reversed(named.items()) if not holds(rows, json.loads(name))]
     alone: dict[Timing, float] = {}
-    if todo:
+    if todo and timed:
         wanted = list({timing(judging): judging for judging in reversed(todo)}.values())
         one_by_one = map(latency, wanted) if jobs == 1 else _processes(latency, wanted, 1)
         alone = dict(track(one_by_one, "latency", total=len(wanted), console=console))
     for measured, key in side_by_side(_judge, todo, jobs, "judging", console):
-        append(path, measured | {"plan_ms_p50": alone[key], "jobs": jobs})
+        append(path, measured | {"plan_ms_p50": alone.get(key), "jobs": jobs})
         console.print(said(measured), soft_wrap=True)
 
 

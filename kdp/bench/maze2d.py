@@ -15,7 +15,8 @@ TASKS = ("maze2d-umaze", "maze2d-medium", "maze2d-large")
 EXECUTORS = ("track", "inverse", "action")
 
 # How each method is judged. The open-loop row of Diffuser is its published protocol. A plan of Diffuser is 20 calls, so
-# its closed loop has K = 4, and so has KDP's beside its usual 16. Regression has only one plan to offer.
+# its closed loop has K = 4: 80 windows through the network. KDP has 64 for less, its usual 16, and 4 beside Diffuser's.
+# Regression has only one plan to offer.
 PROTOCOLS = {
     "diffuser": (
         Protocol("track", candidates=4),
@@ -28,9 +29,10 @@ PROTOCOLS = {
         Protocol("track", candidates=16),
         Protocol("inverse", candidates=16),
         Protocol("action", candidates=16),
+        Protocol("track", candidates=64),
+        Protocol("inverse", candidates=64),
+        Protocol("action", candidates=64),
         Protocol("track", candidates=4),
-        Protocol("inverse", candidates=4),
-        Protocol("action", candidates=4),
         Protocol("track", candidates=1, chunk=0),
     ),
     "bc": (
@@ -49,6 +51,7 @@ def bench_maze2d(
     jobs: int,
     minutes: float | None,
     quick: bool,
+    timed: bool,
     device: str,
     runs: Path,
     pictures: Path | None,
@@ -71,7 +74,7 @@ def bench_maze2d(
         for protocol in PROTOCOLS[training.config.method]
         if protocol.executor in executors
     ]
-    judge_all(judgings, jobs, results, console)
+    judge_all(judgings, jobs, results, console, timed)
 
 
 def maze_runs(
