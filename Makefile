@@ -39,5 +39,5 @@ clean:
 	touch $@
 
 .venv/dev.stamp: .venv/pip.stamp pyproject.toml
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[dev,peers]'
 	touch $@ .venv/demo.stamp

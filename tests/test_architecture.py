@@ -36,7 +36,10 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.domains": {"kdp.windows", "kdp.keys", "kdp.networks", "kdp.score", "kdp.plan", "kdp.datasets"},
 }
 IMPORTED_BY = {"kdp.cli": {"kdp.__main__"}, "kdp.bench.cli": {"kdp.cli"}}  # the command: nothing else needs it
-HEAVY = ("gymnasium", "gymnasium_robotics", "mujoco", "minari", "faiss", "h5py", "matplotlib", "tensorboard", "tyro")
+HEAVY = (
+    *("gymnasium", "gymnasium_robotics", "mujoco", "minari", "faiss", "h5py", "matplotlib", "tensorboard", "tyro"),
+    *("d3rlpy", "gym"),
+)
 
 
 def module_of(path):
@@ -81,6 +84,10 @@ def test_the_command_starts_without_the_studies():
     brought = brought_by("kdp.cli")
     assert {name for name in brought if name.startswith("kdp.bench.")} == {"kdp.bench.cli"}
     assert not brought & (set(HEAVY) - {"tyro"} | {"kdp.judge", "kdp.demo", "kdp.pictures"})
+
+
+def test_peers_are_known_without_the_library_that_trains_them():
+    assert not brought_by("kdp.bench.peers") & {"d3rlpy", "gym"}
 
 
 def test_the_two_algorithms_are_where_the_readme_says():
