@@ -14,7 +14,7 @@ from torch import Tensor
 from kdp.errors import UserError
 from kdp.files import replacing
 
-FORMAT = "kdp-2"
+FORMAT = "kdp-3"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:

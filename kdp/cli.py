@@ -22,6 +22,7 @@ from kdp.networks import NetworkConfig
 from kdp.plan import Executor
 from kdp.runs import RunConfig, read_config, resume_run, start_run
 from kdp.train import LoopConfig, Outcome
+from kdp.value import ValueConfig
 
 app = tyro.extras.SubcommandApp()
 data = tyro.extras.SubcommandApp()
@@ -209,6 +210,7 @@ def train_command(
     drift: DriftConfig = DriftConfig(),  # noqa: B008
     diffusion: DiffusionConfig = DiffusionConfig(),  # noqa: B008
     network: NetworkConfig = NetworkConfig(),  # noqa: B008
+    value: ValueConfig = ValueConfig(),  # noqa: B008
     loop: LoopConfig = LoopConfig(),  # noqa: B008
 ) -> int:
     """Train a planner on a dataset. No environment is needed.
@@ -235,12 +237,13 @@ def train_command(
         drift: The drift field.
         diffusion: Noise levels and sampler of diffuser.
         network: The generator, or the denoiser.
+        value: The learned scorer, and value in the field.
         loop: Optimisation.
     """
     console = Console(stderr=True)
     check_device(device)
     sizes = (horizon, stride, steps, minutes, batch, seed)
-    given = RunConfig(x or "", method, *sizes, relabel, drift, diffusion, network, loop)
+    given = RunConfig(x or "", method, *sizes, relabel, drift, diffusion, network, value, loop)
     if resume is not None:
         if given != RunConfig("") or run is not None:
             raise UserError(

@@ -130,6 +130,16 @@ def _mean_shift(x: Tensor, y: Tensor, d_pos: Tensor, d_neg: Tensor, free: Tensor
     return Field(drift, story(attract, repel, raw * len(config.scale()), len(config.scale())))
 
 
+def ascend(field: Field, slope: Tensor, size: Tensor, where: Tensor, share: float) -> Field:
+    """The field and, on the coordinates `where` (L,D), a way up J: dJ/dx (B,G,L,D), at `share` of the drift's own size
+    there. `size` () is that of dJ/dx; where a slope is not to be trusted it may come smaller than it says.
+
+    It is the share that decides how far plans leave the data, whatever the units of J."""
+    own = (field.drift.square() * where).sum() / where.expand_as(slope).sum()
+    up = share * own.sqrt() * slope / (size + EPS) * where
+    return Field(field.drift + up, field.metrics | {"drift/ascent": rms(up)})
+
+
 def drift_loss(x: Tensor, field: Field, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """x (...,L,D) clamped output of the generator -> its weighted distance to where the field would move it (l. 12-15).
 

@@ -231,8 +231,11 @@ class Critic(nn.Module):
         self.stack = nn.Sequential(*modules, _StackedLinear(heads, width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).expand(self.heads, -1, -1)
-        return self.stack(rows).reshape(self.heads, *x.shape[:-1])
+        return self.apart(x.expand(self.heads, *x.shape))
+
+    def apart(self, x: Tensor) -> Tensor:
+        """x (heads,...,inputs), one for each -> (heads,...)."""
+        return self.stack(x.reshape(self.heads, -1, x.shape[-1])).reshape(x.shape[:-1])
 
 
 def build_generator(config: NetworkConfig, inputs: int, condition: int, tokens: int, width: int) -> nn.Module:

@@ -25,9 +25,10 @@ from kdp.normalize import Normalizer
 from kdp.plan import Planner, Tracker
 from kdp.provenance import commit, device_name, versions
 from kdp.sampler import Sampler
-from kdp.score import Arrival, Support
+from kdp.score import Arrival, Scorer, Support
 from kdp.train import MODEL, Budget, LoopConfig, Outcome, train
-from kdp.windows import Episodes, Windows
+from kdp.value import Scored, Value, ValueConfig, Worth
+from kdp.windows import Episodes, Outcomes, Windows
 
 CONFIG, INVERSE = "config.json", "inverse.safetensors"
 CPU_BATCH = dict.fromkeys(METHODS, 512)
@@ -52,6 +53,7 @@ class RunConfig:
     drift: DriftConfig = field(default_factory=DriftConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    value: ValueConfig = field(default_factory=ValueConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     @classmethod
@@ -61,6 +63,7 @@ class RunConfig:
             "drift": DriftConfig(**drift),
             "diffusion": DiffusionConfig(**value["diffusion"]),
             "network": NetworkConfig(**value["network"]),
+            "value": ValueConfig(**value["value"]),
             "loop": LoopConfig(**value["loop"]),
         }
         return cls(**(value | parts))
@@ -81,6 +84,7 @@ class RunConfig:
             batch=self.batch or (GPU_BATCH if torch.device(device).type == "cuda" else CPU_BATCH)[self.method],
             relabel=domain.relabel if self.relabel is None else self.relabel,
             drift=drift,
+            value=replace(self.value, scorer=self.value.scorer or domain.value),
             network=NetworkConfig(self.network.kind, **self.network.sizes(domain.network)._asdict()),
         )
 
@@ -109,6 +113,11 @@ class RunConfig:
             "network.blocks": self.network.blocks,
             "network.channels": self.network.channels,
             "network.noise": self.network.noise,
+            "value.steps": self.value.steps,
+            "value.heads": self.value.heads,
+            "value.width": self.value.width,
+            "value.layers": self.value.layers,
+            "value.rate": self.value.rate,
             "loop.lr": self.loop.lr,
             "loop.warmup": self.loop.warmup,
             "loop.log-every": self.loop.log_every,
@@ -116,6 +125,12 @@ class RunConfig:
         for name, number in numbers.items():
             if number is not None and not (number > 0 and math.isfinite(number)):
                 raise UserError(f"{name} must be more than zero; got {number}.")
+        for name in ("discount", "expectile"):
+            if not 0 < getattr(self.value, name) < 1:
+                raise UserError(f"value.{name} must be between 0 and 1; got {getattr(self.value, name)}.")
+        for name in ("tilt", "ascent", "caution"):
+            if not (getattr(self.value, name) >= 0 and math.isfinite(getattr(self.value, name))):
+                raise UserError(f"value.{name} must be 0 (off) or more; got {getattr(self.value, name)}.")
         if (self.network.bands or 0) < 0:
             raise UserError(f"network.bands must be 0 (none) or more; got {self.network.bands}.")
         levels, calls = self.diffusion.steps, self.diffusion.sampling_steps
@@ -144,6 +159,7 @@ def start_run(
     config = config.for_domain(domain, device)
     episodes = domain.episodes()
     parts = assemble(config, domain, episodes, device)
+    check_value(config, domain)
     scorer = None if domain.scorer is None else asdict(replace(domain.scorer, stride=config.stride or 1))
     about = {
         "format": FORMAT,
@@ -194,7 +210,7 @@ def resume_run(
 class Parts(NamedTuple):
     """What a run is made of."""
 
-    method: Any
+    learner: Any  # the method, or the method and its scorer
     sampler: Sampler
     normalizer: Normalizer
     inverse: InverseModel
@@ -209,31 +225,34 @@ def assemble(
     fast_products(device)
     Windows(episodes, config.horizon, config.stride)  # refused before anything is fitted, if it is
     goal_dims = domain.goals.dims if domain.goals else ()
-    method = build_method(config, episodes.state_dim, episodes.action_dim, goal_dims).to(device)
+    learner = build_learner(config, episodes.state_dim, episodes.action_dim, goal_dims).to(device)
+    method: Any = learner.method if isinstance(learner, Scored) else learner
     normalizer = Normalizer.fit(episodes.observations, episodes.actions).to(device)
-    episodes = episodes.to(device)
+    original, episodes = episodes, episodes.to(device)
     if inverse is None:
         steps = min(config.steps or INVERSE_STEPS, INVERSE_STEPS)
         ahead = round(domain.hurry * config.stride)
         inverse = fit_inverse(episodes, normalizer, config.stride, config.seed, steps, ahead)
+    outcomes = None
+    if config.value.scorer != "none":
+        outcomes = Outcomes.of(original, config.value.discount, config.value.steps).to(device)
+        learner.value.fit_scale(outcomes.returns)
     if config.relabel:
         episodes = relabelled(episodes, inverse)
     reach = inverse.within if config.relabel else None
     windows = Windows(episodes, config.horizon, config.stride, domain.goals, reach)
     conditions = max(1, config.batch // method.samples)
-    keyed = config.drift.keying
     push = None
     if config.relabel and domain.goals and domain.push:
         push = domain.push * (episodes.observations[config.stride :] - episodes.observations[: -config.stride]).std(0)
     table = GPU_TABLE if torch.device(device).type == "cuda" else CPU_TABLE
-    sampler = Sampler(
-        windows, normalizer, domain.key, conditions, method.positives, config.seed, table, keyed=keyed, push=push
-    )
+    given = (conditions, method.positives, config.seed, table, config.drift.keying, push, outcomes)
+    sampler = Sampler(windows, normalizer, domain.key, *given)
     support = None
     if domain.scorer is not None:
         places = episodes.observations[:, list(domain.scorer.dims)]
         support = Support.fit(places, domain.scorer.radius / CELLS)
-    return Parts(method, sampler, normalizer, inverse, support)
+    return Parts(learner, sampler, normalizer, inverse, support)
 
 
 def fast_products(device: str) -> None:
@@ -257,6 +276,31 @@ def build_method(config: RunConfig, state_dim: int, action_dim: int, goal_dims: 
         return METHODS[config.method](clamp, config)
 
 
+def build_learner(config: RunConfig, state_dim: int, action_dim: int, goal_dims: tuple[int, ...]) -> Any:
+    """The same and, where there is to be a learned scorer, that beside it."""
+    method = build_method(config, state_dim, action_dim, goal_dims)
+    if config.value.scorer in (None, "none"):
+        return method
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return Scored(method, Value(method.clamp, action_dim, config.value))
+
+
+def check_value(config: RunConfig, domain: Domain) -> None:
+    """A learned scorer learns from rewards, and goal problems are scored by arrival."""
+    asked, value = config.value.scorer, config.value
+    if asked != "none" and domain.goals is not None:
+        raise UserError(
+            f"value.scorer must be none where plans have goals: they are scored by when they arrive; got {asked!r}."
+        )
+    if asked == "none" and (value.tilt or value.ascent):
+        raise UserError("value in the field needs a scorer; give --value.scorer critic, or leave tilt and ascent at 0.")
+    if asked == "return" and value.tilt:
+        raise UserError("value.tilt needs the advantages of a critic; give --value.scorer critic, or leave it at 0.")
+    if value.targets == "generator" and config.method != "kdp":
+        raise UserError(f"value.targets must be data for {config.method}: only kdp draws its actions in one call.")
+
+
 def load(folder: str | Path, device: str = "cpu") -> Planner:
     """A planner from a run folder; needs neither the dataset nor the environment."""
     fast_products(device)
@@ -264,27 +308,31 @@ def load(folder: str | Path, device: str = "cpu") -> Planner:
     about = read_config(folder)
     config = RunConfig.from_json(about["config"])
     goal_dims = tuple(about["goal_dims"])
-    method = build_method(config, about["state_dim"], about["action_dim"], goal_dims)
+    learner = build_learner(config, about["state_dim"], about["action_dim"], goal_dims)
     tensors, _ = load_tensors(folder / MODEL)
 
     def part(prefix: str) -> dict[str, torch.Tensor]:
         return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
     try:
-        method.load_state_dict(part("weights."))
+        learner.load_state_dict(part("weights."))
         normalizer = Normalizer(**part("normalizer.")).to(device)
         support = Support(**part("support.")).to(device) if part("support.") else None
     except (RuntimeError, TypeError) as error:
         raise UserError(f"{folder / MODEL} does not fit the run's {CONFIG} ({error}).") from error
-    method = method.eval().requires_grad_(False).to(device)
+    learner = learner.eval().requires_grad_(False).to(device)
+    method: Any = learner.method if isinstance(learner, Scored) else learner
     assert config.stride
-    scorer = _record(Arrival, about["scorer"])
+    arrival = _record(Arrival, about["scorer"])
+    scorer: Scorer | None = None if arrival is None else replace(arrival, support=support)
+    if isinstance(learner, Scored):
+        scorer = Worth(learner.value, normalizer)
     return Planner(
         method.sample,
         normalizer,
         config.stride,
         goal_dims,
-        scorer=None if scorer is None else replace(scorer, support=support),
+        scorer=scorer,
         tracker=_record(Tracker, about["tracker"]),
         inverse=_load_inverse(folder, normalizer, device),
         device=torch.device(device),
@@ -322,7 +370,7 @@ def _train(config: RunConfig, parts: Parts, folder, resume, stop_after, console)
     if parts.support is not None:
         extra |= {f"support.{k}": v for k, v in parts.support.tensors().items()}
     return train(
-        parts.method,
+        parts.learner,
         parts.sampler,
         folder,
         Budget(config.steps, config.minutes),

@@ -12,7 +12,7 @@ from torch import Tensor
 from kdp.keys import Condition, KeyMap
 from kdp.neighbours import nearest
 from kdp.normalize import Normalizer
-from kdp.windows import Windows
+from kdp.windows import Outcomes, Windows
 
 BLOCK = 1 << 13  # windows gathered at once
 LARGEST = 1 << 28  # numbers in a table's windows: a gigabyte
@@ -29,17 +29,30 @@ class Batch:
     positives: Tensor | None = None  # (B,P,L,D)
     key_distance: Tensor | None = None  # (B,P)
     arrival: Tensor | None = None  # (B,P) steps until the goal is reached, in goal problems
+    followed: Followed | None = None
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All there is, in a row."""
         condition = self.condition
         own = (self.windows, condition.state, condition.goal, self.keys)
-        return (*own, self.positives, self.key_distance, self.arrival)
+        return (*own, self.positives, self.key_distance, self.arrival, *(self.followed or ()))
 
     @classmethod
     def of(cls, windows: Tensor, state: Tensor, goal: Tensor | None, *rest: Tensor) -> Batch:
         """From such a row."""
-        return cls(windows, Condition(state, goal), *rest)
+        keys, positives, distance, arrival, *after = rest
+        followed = Followed(*after) if after else None
+        return cls(windows, Condition(state, goal), keys, positives, distance, arrival, followed)
+
+
+class Followed(NamedTuple):
+    """What followed the windows' first steps, for scorers that learn."""
+
+    reward: Tensor  # (B,) discounted sum over the next steps
+    state: Tensor  # (B,d_s) after them, standardised
+    discount: Tensor  # (B,) of what comes from there on; zero after a real end
+    known: Tensor  # (B,) zero where the data do not say
+    returns: Tensor  # (B,) discounted sum over all the steps to come
 
 
 class Drawn(NamedTuple):
@@ -54,6 +67,7 @@ class Table(NamedTuple):
     """T windows that batches are drawn from, with what a batch needs to know of each, computed once: a window is used
     once itself, and many times as another's neighbour."""
 
+    first: Tensor  # (T,) their first steps
     windows: Tensor  # (T,L,D)
     condition: Condition
     keys: Tensor  # (T,d_k)
@@ -90,7 +104,9 @@ class Sampler:
         table: int = 50_000,
         keyed: bool = True,
         push: Tensor | None = None,
+        outcomes: Outcomes | None = None,
     ):
+        self.outcomes = outcomes
         self.windows, self.normalizer, self.key = windows, normalizer, key
         self.batch, self.positives, self.seed = batch, positives, seed
         self.size = min(table, max(positives, LARGEST // (windows.tokens * windows.width)))
@@ -103,7 +119,7 @@ class Sampler:
         if not self.positives:
             own = self._draw(self.batch, random)
             condition = self.condition(own)
-            return Batch(self.gather(own), condition, self.key(condition))
+            return Batch(self.gather(own), condition, self.key(condition), followed=self.followed(own.first))
         table = self._table(step // self.refresh)
         size, device = len(table.arrival), table.arrival.device
         chosen = torch.randint(size, (self.batch,), generator=random).to(device)
@@ -120,6 +136,7 @@ class Sampler:
             table.windows[near],
             distance,
             table.arrival[near].float(),
+            self.followed(table.first[chosen]),
         )
 
     def condition(self, drawn: Drawn) -> Condition:
@@ -129,6 +146,14 @@ class Sampler:
         if goal is None or self.windows.goals is None:
             return Condition(state)
         return Condition(state, self.normalizer.goal(goal, self.windows.goals.dims))
+
+    def followed(self, first: Tensor) -> Followed | None:
+        """What followed these steps (B,), where it was given."""
+        if self.outcomes is None:
+            return None
+        reward, later, discount, known, returns = (part[first] for part in self.outcomes)
+        state = self.normalizer.state(self.windows.episodes.observations[later])
+        return Followed(reward, state, discount, known, returns)
 
     def gather(self, drawn: Drawn) -> Tensor:
         """The windows (N,L,D), standardised."""
@@ -158,5 +183,6 @@ class Sampler:
         condition = self.condition(drawn)
         keys = self.key(condition)
         distance, near = nearest(keys, self.positives) if self.keyed else (None, None)
-        self.epoch, self.table = epoch, Table(self.gather(drawn), condition, keys, drawn.arrival, near, distance)
+        windows = self.gather(drawn)
+        self.epoch, self.table = epoch, Table(drawn.first, windows, condition, keys, drawn.arrival, near, distance)
         return self.table

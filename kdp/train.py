@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,29 +137,39 @@ def train(
     return Outcome(step, elapsed(), spent(), interrupted)
 
 
+def parts(method: nn.Module, rate: float) -> list[tuple[list[nn.Parameter], float]]:
+    """Parameters that learn, and at which share of the loop's rate: all of it, but for parts of a method that have a
+    peak rate of their own (`rates`, by name)."""
+    rates: dict[str, float] = getattr(method, "rates", {})
+    own: dict[str, list[nn.Parameter]] = {name: [] for name in ["", *rates]}
+    for name, parameter in method.named_parameters():
+        if parameter.requires_grad:
+            own[name.split(".")[0] if name.split(".")[0] in rates else ""].append(parameter)
+    return [(some, rates[name] / rate if name else 1.0) for name, some in own.items() if some]
+
+
 class Update:
     """One step of the optimizer. On a GPU the whole of it, from the third on, is a CUDA graph: launched one by one, its
     operations would take the CPU longer than the GPU."""
 
     def __init__(self, method: nn.Module, config: LoopConfig):
         self.method, self.clip = method, config.clip
-        self.parameters = list(method.parameters())
-        device = self.parameters[0].device
+        device = next(method.parameters()).device
         self.random = torch.Generator(device)
         self.graphed, self.calls = device.type == "cuda", 0
         self.graph: Recorded | None = None
-        rate = torch.tensor(config.lr, device=device) if self.graphed else config.lr
-        decay = config.weight_decay
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=decay, capturable=self.graphed)
+        rate = partial(torch.tensor, config.lr, device=device) if self.graphed else lambda: config.lr
+        groups = [{"params": some, "share": share, "lr": rate()} for some, share in parts(method, config.lr)]
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=config.weight_decay, capturable=self.graphed)
 
     def __call__(self, batch: Batch, rate: float, seed: int) -> dict[str, Tensor]:
         """-> what there is to log; on a GPU, until the next call."""
         self.random.manual_seed(seed)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(group["share"] * rate)
             else:
-                group["lr"] = rate
+                group["lr"] = group["share"] * rate
         self.calls += 1
         if self.graph is not None:
             return self.graph(*batch.tensors())
@@ -177,8 +188,10 @@ class Update:
         self.optimizer.zero_grad(set_to_none=True)
         loss, metrics = self.method.loss(Batch.of(*tensors), self.random)  # type: ignore[operator]
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        norm, *_ = [nn.utils.clip_grad_norm_(group["params"], self.clip) for group in self.optimizer.param_groups]
         self.optimizer.step()
+        if hasattr(self.method, "settle"):
+            self.method.settle()  # type: ignore[operator]
         return {"loss": loss.detach(), "grad/norm": norm, **metrics}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -110,6 +111,42 @@ class Episodes:
         return replace(
             self, steps=self.steps[keep], rewards=self.rewards[keep], terminals=self.terminals[keep], starts=first
         )
+
+
+class Outcomes(NamedTuple):
+    """What followed each step of a dataset, (N,) each."""
+
+    reward: Tensor  # discounted sum over the next steps
+    later: Tensor  # the step after them
+    discount: Tensor  # of what comes from there on; zero after a real end
+    known: Tensor  # zero at a time limit's last step, after which nothing was written down; else one
+    returns: Tensor  # discounted sum over all the steps to come
+
+    @classmethod
+    def of(cls, episodes: Episodes, discount: float, steps: int = 1) -> Outcomes:
+        """Over `steps` steps, fewer at the end of an episode. A real end is followed by nothing. A time limit is not an
+        end: what its last state is worth is not known from the data, and for the returns the episode is thought to
+        go on as it was on average."""
+        first = torch.arange(len(episodes))
+        last = episodes.last_of(first)
+        ends = episodes.terminals[last]
+        count = (last - first + ends.long()).clamp_max(steps)  # rewards before the later state, or the end
+        reward = torch.zeros(len(episodes), dtype=torch.float64)
+        for step in range(steps):
+            here = episodes.rewards[(first + step).minimum(last)].double()
+            reward += torch.where(step < count, discount**step * here, 0.0)
+        over = ends & (first + count > last)
+        later = torch.where(over, last, first + count)
+        total = torch.zeros(len(episodes.lengths), dtype=torch.float64)
+        which = torch.repeat_interleave(torch.arange(len(total)), episodes.lengths)
+        average = total.index_add(0, which, episodes.rewards.double()) / episodes.lengths
+        beyond = torch.where(ends, 0.0, discount ** (last - first + 1) * average[which] / (1 - discount))
+        returns = episodes.returns_to_go(discount) + beyond
+        left = torch.where(over, 0.0, discount**count)
+        return cls(reward.float(), later, left.float(), (count > 0).float(), returns.float())
+
+    def to(self, device: torch.device | str) -> Outcomes:
+        return Outcomes(*(part.to(device) for part in self))
 
 
 @dataclass(frozen=True)

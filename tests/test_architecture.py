@@ -26,8 +26,9 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.score": {"kdp.networks", "kdp.windows"},
     "kdp.sampler": {"kdp.keys", "kdp.neighbours", "kdp.normalize", "kdp.windows"},
     "kdp.methods": {
-        *("kdp.drift", "kdp.graphs", "kdp.keys", "kdp.networks", "kdp.normalize", "kdp.sampler", "kdp.score")
+        *("kdp.drift", "kdp.graphs", "kdp.keys", "kdp.networks", "kdp.normalize", "kdp.sampler", "kdp.value")
     },
+    "kdp.value": {"kdp.keys", "kdp.networks", "kdp.normalize", "kdp.sampler"},
     "kdp.checkpoint": set(),
     "kdp.train": {"kdp.checkpoint", "kdp.graphs", "kdp.sampler"},
     "kdp.inverse": {"kdp.normalize", "kdp.sampler", "kdp.windows"},

@@ -84,7 +84,7 @@ def test_planners_are_judged_in_open_loop_and_diffuser_warm(small_maze, tmp_path
     rows = read(tmp_path / "results/maze2d.jsonl")
     told = [(r["method"], r["candidates"], r["chunk"], r["warm"], r["nfe"]) for r in rows]
     assert told == [("diffuser", 2, 100, 0, 2), ("diffuser", 2, 100, 1, 1), ("diffuser", 1, 0, 0, 2)] + [
-        ("kdp", 2, 100, 0, 1),  # K = 16 and K = 4, both 2 when in a hurry: measured once
+        ("kdp", 2, 100, 0, 1),  # K = 64, 16 and 4, all 2 when in a hurry: measured once
         ("kdp", 1, 0, 0, 1),
     ]
     assert [r["walls"] is None for r in rows] == [bool(r["warm"]) for r in rows]

@@ -357,7 +357,7 @@ BAD = {
     "truncated checkpoint": Bad(
         "train --resume toy", ("training.safetensors", "may be truncated"), cut_short("toy/training.safetensors")
     ),
-    "foreign weights": Bad("plan toy --observation 0,0,0", ("not a checkpoint of kdp", "'kdp-2'"), foreign),
+    "foreign weights": Bad("plan toy --observation 0,0,0", ("not a checkpoint of kdp", "'kdp-3'"), foreign),
     "weights of another run": Bad("plan toy --observation 0,0,0", ("does not fit",), of_another_size),
     "config that is not JSON": Bad(
         "eval toy", ("config.json cannot be read as JSON",), with_text("toy/config.json", "{")

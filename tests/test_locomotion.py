@@ -405,7 +405,7 @@ def test_data_of_another_environment_are_not_a_domains(home):
 
 def test_the_commands_speak_of_collecting(kdp_command):
     code, out, _ = kdp_command("data", "list")
-    assert code == 0 and "collected" in out and all(domain.name in out for domain in LOCOMOTION)
+    assert code == 0 and "Collected" in out and all(domain.name in out for domain in LOCOMOTION)
     code, _, err = kdp_command("data", "make", "hopper-expert")
     assert code == 2 and "`kdp data collect --env Hopper-v5 --policy hopper-expert.npz" in err
 

@@ -53,7 +53,7 @@ def made(name: str, problem: str, kind: str | None) -> tuple[nn.Module, Batch]:
     config = replace(SMALL, method=name, network=replace(SMALL.network, kind=kind))
     config = replace(config, horizon=8 if problem == "toy" else 4 * domain.stride).for_domain(domain)
     parts = assemble(config, domain, domain.episodes(), "cpu")
-    return parts.method, parts.sampler(0)
+    return parts.learner, parts.sampler(0)
 
 
 # Every method

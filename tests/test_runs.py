@@ -113,7 +113,7 @@ def test_without_keying_positives_are_drawn_at_random():
     parts = assemble(config, MAZE, MAZE.episodes(), "cpu")
     batch = parts.sampler(0)
     assert not parts.sampler.keyed and not batch.key_distance.any() and batch.positives.shape[1] == 5
-    assert parts.method.loss(batch, torch.Generator().manual_seed(0))[0].isfinite()
+    assert parts.learner.loss(batch, torch.Generator().manual_seed(0))[0].isfinite()
 
 
 def test_a_horizon_that_does_not_fit_is_refused_before_anything_is_fitted(monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -63,6 +63,8 @@ class Domain:
     hurry: float = 1.0
     """How many tokens ahead the inverse model's targets lie; it is fitted to targets one token ahead."""
     scorer: Arrival | None = None
+    value: Literal["none", "return", "critic"] = "none"
+    """Default of value.scorer: a scorer that is learned from rewards."""
     tracker: Tracker | None = None
     environments: Callable[[int], Environments] | None = None
     episode_steps: int = 1000

@@ -127,6 +127,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,
         reference=body.reference,
+        value="critic",
     )
 
 

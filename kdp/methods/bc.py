@@ -29,7 +29,7 @@ class BC(nn.Module):
         x = self.generator(constant, condition.vector()).unflatten(-1, (self.clamp.tokens, self.clamp.width))
         return self.clamp(x, condition)[:, None].expand(-1, n, -1, -1)
 
-    def loss(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch, generator: torch.Generator, value: object = None) -> tuple[Tensor, dict[str, Tensor]]:
         x = self.sample(batch.condition, 1, generator).squeeze(1)
         return squared_error(x, batch.windows, self.weight, self.clamp.state_dim)
 

@@ -82,7 +82,7 @@ class Diffuser(nn.Module):
     def nfe(self) -> int:
         return len(self.times) - 1
 
-    def loss(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch, generator: torch.Generator, value: object = None) -> tuple[Tensor, dict[str, Tensor]]:
         x0 = batch.windows[:, None]
         t = torch.randint(1, self.diffusion.steps + 1, (len(x0), 1), generator=generator, device=generator.device)
         t = t.to(x0.device)

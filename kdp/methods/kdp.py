@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kdp.drift import DriftConfig, drift_loss, joint_field, keyed_field, window_field
+from kdp.drift import EPS, DriftConfig, ascend, drift_loss, joint_field, keyed_field, rms, window_field
 from kdp.keys import Clamp, Condition
 from kdp.networks import NetworkConfig, build_generator
 from kdp.sampler import Batch
+from kdp.value import Value
 
 
 class KDP(nn.Module):
@@ -47,25 +48,35 @@ class KDP(nn.Module):
         x = self.generator(z, condition.vector()[:, None])
         return self.clamp(x.unflatten(-1, (self.clamp.tokens, self.clamp.width)), condition)
 
-    def loss(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(
+        self, batch: Batch, generator: torch.Generator, value: Value | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """With a value, the field is tilted by it and goes up it, as far as its settings say."""
         x = self.sample(batch.condition, self.samples, generator)  # Alg. 1, l. 1-2
         x = x if self.grouped else x.squeeze(1)
         with torch.no_grad():
             if self.grouped:
                 assert batch.positives is not None
-                field = joint_field(x, batch.positives, self.log_weight(batch), self.weight, self.drift)
+                log_weight = self.log_weight(batch, value)
+                field = joint_field(x, batch.positives, log_weight, self.weight, self.drift)
             elif self.drift.field == "keyed":
                 field = keyed_field(x, batch.windows, batch.keys, batch.keys, self.weight > 0, self.drift)
             else:
                 field = window_field(x, batch.windows, self.weight > 0, self.drift)
+            if value is not None and value.config.ascent:
+                field = ascend(field, *value.slope(x), value.config.ascent)
         loss, metrics = drift_loss(x, field, self.weight)
         spread = {"sample/spread": x.detach().std(1).mean()} if self.samples > 1 else {}
         return loss, metrics | spread
 
-    def log_weight(self, batch: Batch) -> Tensor:
-        """(B,P): how much each positive counts, by its key and, in goal problems, by how soon it arrives."""
-        assert batch.key_distance is not None
+    def log_weight(self, batch: Batch, value: Value | None = None) -> Tensor:
+        """(B,P): how much each positive counts, by its key, in goal problems by how soon it arrives, and by how much
+        better than usual its first action is."""
+        assert batch.key_distance is not None and batch.positives is not None
         weight = -batch.key_distance / self.drift.key_temperature
         if self.drift.tilt and batch.arrival is not None:
             weight = weight - batch.arrival / self.drift.tilt
+        if value is not None and value.config.tilt:
+            advantage = value.advantage(batch.positives)
+            weight = weight + value.config.tilt * advantage / (rms(advantage) + EPS)
         return weight

@@ -1,0 +1,205 @@
+"""What plans are worth: the learned scorers J, and what a drift field takes from them.
+
+`return`: the paper's, a model of the discounted return that follows a window. `critic`: an ensemble of Q(s, a) of the
+first action, and an expectile V(s); its targets are V (IQL: nothing but the data's actions are ever asked about) or
+the generator's own next actions. All numbers inside are standardised by the mean and spread of the data's returns.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kdp.keys import Clamp, Condition
+from kdp.networks import Critic
+from kdp.normalize import Normalizer
+from kdp.sampler import Batch
+
+EPS = 1e-6
+TARGET_RATE = 0.005  # of the critic that targets are taken from, in every step
+
+
+@dataclass(frozen=True)
+class ValueConfig:
+    """The learned scorer, and how much of it is in the field."""
+
+    scorer: Literal["none", "return", "critic"] | None = None
+    """none; return: a model of the return after a window (the paper's); critic: Q of the first action. Default: the
+    domain's own."""
+    targets: Literal["data", "generator"] = "data"
+    """What the critic asks about at the next state. data: its actions there (IQL). generator: the generator's (kdp)."""
+    discount: float = 0.99
+    steps: int = 1
+    """Rewards in a target of the critic before its own estimate."""
+    expectile: float = 0.7
+    """Of V among the data's actions: 0.5 is their mean, 1 their best."""
+    heads: int = 4
+    """Critics in the ensemble. What they disagree about counts less."""
+    caution: float = 1.0
+    """How many standard deviations of the ensemble are taken off its mean."""
+    width: int = 256
+    layers: int = 3
+    rate: float = 3e-4
+    """Peak learning rate."""
+    tilt: float = 0.0
+    """Value in the field: a positive whose advantage is one root mean square above another's attracts exp(tilt) times
+    as much (kdp); 0: off."""
+    ascent: float = 0.0
+    """Value in the field: the drift of the first action also goes up J, by this share of its own size (kdp); 0: off."""
+
+
+class Slope(NamedTuple):
+    """The way up J."""
+
+    slope: Tensor  # dJ/dx, shaped like the windows, less where the ensemble disagrees
+    size: Tensor  # () its root mean square before that, over the coordinates `where`
+    where: Tensor  # (L,D) those that J looks at
+
+
+class Value(nn.Module):
+    """Standardised windows in, standardised values out. `settle` follows every step of the optimizer."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, clamp: Clamp, action_dim: int, config: ValueConfig):
+        super().__init__()
+        self.config, self.state_dim, self.action_dim = config, clamp.state_dim, action_dim
+        where = torch.ones(clamp.tokens, clamp.width, dtype=torch.bool)
+        if config.scorer == "critic":
+            where[:] = False
+            where[0, clamp.state_dim : clamp.state_dim + action_dim] = True
+        self.where: Tensor
+        self.register_buffer("where", where & clamp.mask(), persistent=False)
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("spread", torch.ones(()))
+        sizes = {"width": config.width, "layers": config.layers}
+        if config.scorer == "return":
+            self.returns = Critic(clamp.tokens * clamp.width, heads=config.heads, **sizes)
+        else:
+            self.q = Critic(clamp.state_dim + action_dim, heads=config.heads, **sizes)
+            self.target = copy.deepcopy(self.q).requires_grad_(False)
+            self.v = Critic(clamp.state_dim, heads=1, **sizes)
+
+    def fit_scale(self, returns: Tensor) -> None:
+        """Standardised from here on: these returns (N,) have mean 0 and spread 1."""
+        self.mean.copy_(returns.mean())
+        self.spread.copy_(returns.std().clamp_min(EPS))
+
+    def loss(self, batch: Batch, action: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step of the scorer; `action` (B,d_a): the generator's at the later state, where targets ask for it."""
+        after = batch.followed
+        assert after is not None, "a scorer learns from what followed"
+        if self.config.scorer == "return":
+            error = self.returns(batch.windows.flatten(1)) - self.scaled(after.returns)
+            loss = error.square().mean()
+            return loss, {"value/error": loss.detach()}
+        state, taken = batch.windows[:, 0, : self.state_dim], self.first(batch.windows)
+        told = torch.cat([state, taken], -1)
+        with torch.no_grad():
+            if action is None:
+                later = self.v(after.state)[0]
+            else:
+                later = self.cautious(self.target(torch.cat([after.state, action], -1)))
+            goal = self.scaled(after.reward + after.discount * (later * self.spread + self.mean))
+            best = self.cautious(self.target(told))
+        known = after.known / after.known.mean().clamp_min(EPS)
+        q = self.q(told)
+        error = ((q - goal).square() * known).mean()
+        surprise = best - self.v(state)[0]
+        side = torch.where(surprise > 0, self.config.expectile, 1 - self.config.expectile)
+        expectile = (side * surprise.square()).mean()
+        numbers = {"error": error, "expectile": expectile, "q": q.mean(), "apart": q.std(0).mean()}
+        return error + expectile, {f"value/{name}": number.detach() for name, number in numbers.items()}
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """The critic of the targets follows the one that learns."""
+        if self.config.scorer == "critic":
+            torch._foreach_lerp_(list(self.target.parameters()), list(self.q.parameters()), TARGET_RATE)
+
+    def advantage(self, windows: Tensor) -> Tensor:
+        """windows (...,L,D) of the data -> (...) how much better their first action is than usual there."""
+        state, action = windows[..., 0, : self.state_dim], self.first(windows)
+        return self.cautious(self.q(torch.cat([state, action], -1))) - self.v(state)[0]
+
+    def each(self, windows: Tensor) -> Tensor:
+        """windows (...,L,D) -> (heads,...) what each of the ensemble says."""
+        return self.apart(windows.expand(self.config.heads, *windows.shape))
+
+    def apart(self, windows: Tensor) -> Tensor:
+        """windows (heads,...,L,D), one for each -> (heads,...)."""
+        if self.config.scorer == "return":
+            return self.returns.apart(windows.flatten(-2))
+        return self.q.apart(torch.cat([windows[..., 0, : self.state_dim], self.first(windows)], -1))
+
+    def score(self, windows: Tensor) -> Tensor:
+        """windows (B,K,L,D) -> (B,K) J: the mean of the ensemble, less where it disagrees about which of them is better
+        than which. What all K have in common does not count."""
+        each = self.each(windows)
+        apart = each - each.mean(-1, keepdim=True)
+        spread = apart.std(0) if self.config.heads > 1 else torch.zeros_like(apart[0])
+        return each.mean(0) - self.config.caution * spread
+
+    def slope(self, windows: Tensor) -> Slope:
+        """windows (B,G,L,D) -> the slope of J. A coordinate on whose slope the ensemble disagrees counts less, by
+        mean^2 / (mean^2 + variance)."""
+        with torch.enable_grad():
+            x = windows.detach().expand(self.config.heads, *windows.shape).clone().requires_grad_()
+            (slopes,) = torch.autograd.grad(self.apart(x).sum(), x)
+        mean = slopes.mean(0) * self.where
+        size = (mean.square().sum() / self.where.expand_as(mean).sum()).sqrt()
+        if self.config.heads > 1:
+            square = mean.square()
+            mean = mean * square / (square + slopes.var(0) + EPS**2)
+        return Slope(mean, size, self.where)
+
+    def cautious(self, each: Tensor) -> Tensor:
+        """(heads,...) -> (...) a lower estimate."""
+        if self.config.heads == 1:
+            return each[0]
+        return each.mean(0) - self.config.caution * each.std(0)
+
+    def first(self, windows: Tensor) -> Tensor:
+        return windows[..., 0, self.state_dim : self.state_dim + self.action_dim]
+
+    def scaled(self, returns: Tensor) -> Tensor:
+        return (returns - self.mean) / self.spread
+
+
+class Scored(nn.Module):
+    """A method and the scorer that is trained beside it; the method may look at the scorer (value in the field)."""
+
+    def __init__(self, method: nn.Module, value: Value):
+        super().__init__()
+        self.method, self.value = method, value
+        self.rates = {"value": value.config.rate}
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = self.method.loss(batch, generator, self.value)  # type: ignore[operator]
+        action = None
+        if self.value.config.targets == "generator" and self.value.config.scorer == "critic":
+            assert batch.followed is not None
+            with torch.no_grad():
+                later = Condition(batch.followed.state, batch.condition.goal)
+                action = self.value.first(self.method.sample(later, 1, generator)[:, 0])  # type: ignore[operator]
+        error, more = self.value.loss(batch, action)
+        return loss + error, metrics | more
+
+    def settle(self) -> None:
+        self.value.settle()
+
+
+@dataclass(frozen=True)
+class Worth:
+    """The learned J as a scorer of candidates."""
+
+    value: Value
+    normalizer: Normalizer
+
+    def __call__(self, windows: Tensor, goal: Tensor | None) -> Tensor:
+        return self.value.score(self.normalizer.tokens(windows))
