@@ -80,6 +80,6 @@ class Clamp:
         """M (L,D), false where clamped."""
         free = torch.ones(self.tokens, self.width, dtype=torch.bool, device=device)
         free[0, : self.state_dim] = False
-        for dim in self.goal_dims:
-            free[self.goal_token, dim] = False
+        for dim in self.goal_dims:  # by slices: a single number would be copied from the CPU
+            free[self.goal_token, dim : dim + 1] = False
         return free
