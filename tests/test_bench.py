@@ -223,8 +223,9 @@ def cells(page: str, start: str) -> list[str]:
 def test_a_table_is_the_mean_over_seeds_with_its_standard_error_and_methods_side_by_side():
     rows = [made("kdp", 150.0, 0), made("kdp", 156.0, 1), made("diffuser", 120.0, chunk=0, candidates=1, nfe=20)]
     page = maze2d_page(rows, [])
-    assert cells(page, "| umaze") == ["umaze", "track, K 16", "153.0 ± 3.0", ""]
-    assert cells(page, "|       | track, K 1, open loop") == ["", "track, K 1, open loop", "", "120.0"]
+    assert cells(page, "| maze") == ["maze", "", "kdp, K 16"]
+    assert cells(page, "| umaze") == ["umaze", "track", "153.0 ± 3.0"]
+    assert cells(page, "| diffuser")[:6] == ["diffuser", "track", "open", "1", "1", "120.0"]
     detail = ["kdp", "track", "closed", "16", "2", "153.0 ± 3.0", "100%", "70", "2.0%", "1", "1.00", "2.0"]
     assert cells(page, "| kdp") == detail
     assert "113.9 / 121.5 / 123.0" in page and "not D4RL's files" in page
@@ -233,15 +234,17 @@ def test_a_table_is_the_mean_over_seeds_with_its_standard_error_and_methods_side
 def test_lines_of_a_table_go_from_the_usual_protocol_to_the_unusual_and_each_has_its_k():
     protocols = [(1, 0, 0), (4, 1, 5), (4, 1, 0), (16, 1, 0)]  # candidates, chunk, warm
     rows = [made("kdp", k + 100.0, candidates=k, chunk=chunk, warm=warm, walls=k / 100) for k, chunk, warm in protocols]
-    lines = [line for line in maze2d_page(rows, []).splitlines() if "| track, K" in line]
-    said = [[cell.strip() for cell in line.strip("|").split("|")][1:3] for line in lines]
-    assert said == [
-        ["track, K 16", "116.0"],
-        ["track, K 4", "104.0"],
-        ["track, K 4, warm 5", "104.0"],
-        ["track, K 1, open loop", "101.0"],
+    page = maze2d_page(rows, [])
+    lines = [line for line in page.splitlines() if line.startswith("| kdp ")]
+    said = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [(line[2], line[3], line[5]) for line in said] == [
+        ("closed", "16", "116.0"),
+        ("closed", "4", "104.0"),
+        ("warm 5", "4", "104.0"),
+        ("open", "1", "101.0"),
     ]
-    assert cells(maze2d_page(rows, []), "|       | plans that touch a wall")[-1] == "16.0%"  # of the first line
+    assert cells(page, "| maze") == ["maze", "", "kdp, K 16", "kdp, K 4"]  # the summary: planning at every step
+    assert cells(page, "|       | plans that touch a wall")[2:] == ["16.0%", "4.0%"]
 
 
 def test_only_the_newest_rows_of_each_method_and_protocol_count():
@@ -255,6 +258,8 @@ def test_only_the_newest_rows_of_each_method_and_protocol_count():
     assert cells(maze2d_page(rows, []), "| umaze")[2] == "140.0"  # other settings are not averaged with the old ones
     seeds = [made("bc", 1.0, seed, config={"steps": 9, "seed": seed}) for seed in (0, 1, 2)]
     assert latest(seeds, ("method",)) == [seeds]  # seeds are
+    older = [made("kdp", 1.0, 0, "old", executor="action"), made("kdp", 150.0, 0, "new")]
+    assert "action" not in maze2d_page(older, [])  # a method is judged under all protocols at one commit
 
 
 def test_rows_from_before_warm_starts_are_of_the_same_protocol():
@@ -274,7 +279,7 @@ def test_minutes_to_ninety_percent_are_of_the_first_stop_that_has_them():
     elsewhere = [r | {"device": "a GPU", "train_minutes": r["train_minutes"] / 10} for r in rows]
     assert minutes_to_90(rows + elsewhere)["maze2d-umaze", "kdp", "a GPU"] == "0.20"
     page = maze2d_page([made("kdp", 150.0)], rows + elsewhere)
-    assert [cells(page, f"|       | minutes to 90 % of the score, {name}")[-1] for name in (here, "a GPU")] == [
+    assert [cells(page, f"|       | to 90 % of the score, {name}")[-1] for name in (here, "a GPU")] == [
         "2.00",
         "0.20",
     ]

@@ -17,6 +17,7 @@ from helpers import write_hdf5
 
 import kdp
 from kdp.bench.evaluate import evaluate, roll
+from kdp.bench.results import COLUMNS, read
 from kdp.datasets import collect as collecting
 from kdp.datasets import d4rl, open_file
 from kdp.datasets.collect import LABEL, collect, play
@@ -24,7 +25,7 @@ from kdp.datasets.minari_sets import read_folder
 from kdp.datasets.policies import read_policy
 from kdp.domains import DOMAINS, find_domain
 from kdp.domains import locomotion as bodies
-from kdp.domains.locomotion import BODIES, LOCOMOTION, GymEnvironments
+from kdp.domains.locomotion import BODIES, LOCOMOTION, GymEnvironments, Task
 from kdp.errors import UserError
 from kdp.networks import NetworkConfig
 from kdp.runs import RunConfig, start_run
@@ -368,7 +369,7 @@ def test_the_domains_are_those_of_the_table():
     names = {f"{body}-{kind}" for body in BODIES for kind in ("medium", "medium-expert", "medium-replay", "expert")}
     assert {domain.name for domain in LOCOMOTION} == names | {"halfcheetah-medium-narrow"} <= DOMAINS.keys()
     for domain in LOCOMOTION:
-        assert (domain.horizon, domain.stride, domain.episode_steps, domain.goals) == (32, 1, 1000, None)
+        assert (domain.horizon, domain.stride, domain.episode_steps, domain.goals) == (8, 1, 1000, None)
         assert domain.reference == BODIES[domain.name.split("-")[0]].reference
 
 
@@ -629,3 +630,58 @@ def test_the_addresses_are_d4rls():
     assert d4rl.FILES["halfcheetah-medium-replay-v2"] == "gym_mujoco_v2/halfcheetah_medium_replay-v2.hdf5"
     assert d4rl.FILES["maze2d-umaze-v1"] == "maze2d/maze2d-umaze-sparse-v1.hdf5"
     assert d4rl.FILES["pen-human-v1"] == "hand_dapg_v1/pen-human-v1.hdf5"
+
+
+# The study
+
+
+@pytest.fixture
+def few_steps(monkeypatch, tmp_path):
+    """A folder of policies, and sets that need few steps of them."""
+    monkeypatch.setattr(Task, "steps", property(lambda task: 600))
+    for kind in ("medium", "expert", "replay-001", "replay-002"):
+        saved(tmp_path / f"hopper-{kind}.npz")
+    return tmp_path
+
+
+def test_the_study_collects_what_is_missing_and_writes_a_row_for_each_method_and_peer(kdp_command, few_steps, tmp_path):
+    pytest.importorskip("d3rlpy", reason="the extra `peers` is not installed")
+    words = ("bench", "locomotion", "--quick", "--tasks", "hopper-medium-expert", "--seeds", 1, "--policies", few_steps)
+    assert kdp_command(*words)[0] == 0
+    rows = read(tmp_path / "results/locomotion.jsonl")
+    told = [(r["variant"], r["method"], r["field"], r["candidates"], r["nfe"]) for r in rows]
+    assert told == [
+        ("kdp", "kdp", "joint", 2, 1),
+        ("kdp", "kdp", "joint", 1, 1),
+        ("kdp-no-value", "kdp", "joint", 2, 1),
+        ("kdp-no-value", "kdp", "joint", 1, 1),
+        ("kdp-published", "kdp", "keyed", 2, 1),
+        ("kdp-published", "kdp", "keyed", 1, 1),
+        ("diffuser", "diffuser", None, 2, 2),
+        ("diffuser", "diffuser", None, 1, 2),
+        ("bc", "bc", None, 1, 1),
+        ("iql", "iql", None, 1, 1),
+        ("td3+bc", "td3+bc", None, 1, 1),
+        ("rebrac", "rebrac", None, 1, 1),
+    ]
+    for r in rows:
+        assert set(COLUMNS) <= r.keys() and r["dataset"] == "regenerated/hopper-medium-expert" and r["quick"]
+        assert r["train_steps"] == 5 and r["executor"] == "action" and r["score"] is not None
+    assert kdp_command(*words)[0] == 0 and read(tmp_path / "results/locomotion.jsonl") == rows  # nothing twice
+    assert kdp_command("table")[0] == 0
+    page = (tmp_path / "docs/results/locomotion.md").read_text()
+    assert "not D4RL's files" in page and "not results" in page and f"{rows[-1]['score']:.1f}" in page
+
+
+@pytest.mark.parametrize(("kind", "count"), [("medium", 1), ("medium-expert", 2), ("medium-replay", 2), ("expert", 1)])
+def test_a_set_is_collected_from_the_policies_of_its_kind(few_steps, tmp_path, monkeypatch, kind, count):
+    monkeypatch.setenv("KDP_DATA", str(tmp_path / "data"))
+    task = Task("hopper", kind)
+    task.collect(few_steps)
+    about = json.loads((task.folder / "data/metadata.json").read_text())
+    assert task.there and len(task.episodes()) == 600 and len(about["policies"]) == count
+
+
+def test_the_study_says_where_data_come_from(kdp_command):
+    code, _, err = kdp_command("bench", "locomotion", "--quick", "--tasks", "walker2d-medium", "--variants", "bc")
+    assert code == 2 and "kdp data collect --env Walker2d-v5 --policy walker2d-medium.npz" in err

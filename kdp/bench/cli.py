@@ -102,6 +102,54 @@ def maze2d_command(
     )
 
 
+@bench.command(name="locomotion")
+def locomotion_command(
+    tasks: str = "all",
+    variants: str = "all",
+    seeds: int = 5,
+    jobs: int = 1,
+    steps: int | None = None,
+    peer_steps: int = 1_000_000,
+    policies: Path | None = None,
+    quick: bool = False,
+    timed: bool = True,
+    device: Device = "cpu",
+    runs: Path = Path("runs/bench-locomotion"),
+    results: Path = Path("results/locomotion.jsonl"),
+) -> None:
+    """KDP with and without value, Diffuser, regression and offline RL (the extra `peers`) on collected data; rows go
+    to results/.
+
+    Examples: kdp bench locomotion --quick --tasks hopper-medium --variants kdp,bc --policies DIR
+    / kdp bench locomotion --jobs 14 --device cuda --policies DIR
+
+    Args:
+        tasks: Collected sets, separated by commas; "all" are the six of the paper.
+        variants: Methods and peers, separated by commas.
+        seeds: Runs of each.
+        jobs: Processes side by side.
+        steps: Training steps; the domain's own unless given.
+        peer_steps: Training steps of iql, td3+bc and rebrac; a million as published.
+        policies: Folder of behaviour policies, from which data that are not there yet are collected.
+        quick: A few steps and episodes of everything, to see that it runs.
+        timed: Take the time of a decision, too: not where something else runs on the machine.
+        device: cpu, or cuda where there is one.
+        runs: Folder for the runs; a study that was stopped goes on from there.
+        results: File to append to.
+    """
+    from kdp.bench.locomotion import TASKS, VARIANTS, bench_locomotion, collect_missing
+    from kdp.bench.peers import PEERS
+    from kdp.domains.locomotion import LOCOMOTION
+
+    _check_study(seeds, jobs, device)
+    names = _names("task", ",".join(TASKS) if tasks == "all" else tasks, [domain.name for domain in LOCOMOTION])
+    known = [*VARIANTS, *PEERS]
+    chosen = known if variants == "all" else _names("variant", variants, known)
+    collect_missing(names, policies)
+    console = Console(stderr=True)
+    bench_locomotion(names, chosen, seeds, jobs, steps, peer_steps, quick, timed, device, runs, results, console)
+
+
 @bench.command(name="ablations")
 def ablations_command(
     tasks: str = "maze2d-umaze",

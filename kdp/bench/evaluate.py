@@ -82,20 +82,12 @@ def evaluate(
     if seed < 0:
         raise UserError(f"seed must be 0 or more; got {seed}.")
     played: list[Episode] = []
-    for at in range(0, episodes, SIDE_BY_SIDE):
-        seeds = [seed * 100_000 + i for i in range(at, min(at + SIDE_BY_SIDE, episodes))]
-        controller = Controller(planner, candidates, executor, chunk, seed * 100_000 + at, warm)  # type: ignore[arg-type]
-        played += roll(controller, domain, seeds, console)
-    totals = np.array([episode.total for episode in played])
-    scores = normalized(totals, domain)
+    seeds = seeds_of(seed, episodes)
+    for some in (seeds[at : at + SIDE_BY_SIDE] for at in range(0, episodes, SIDE_BY_SIDE)):
+        controller = Controller(planner, candidates, executor, chunk, some[0], warm)  # type: ignore[arg-type]
+        played += roll(controller, domain, some, console)
     nfe = warm or planner.nfe
-    arrivals = [episode.steps_to_success for episode in played if episode.steps_to_success is not None]
-    result = {
-        "score": None if scores is None else float(scores.mean()),
-        "score_sem": None if scores is None or len(scores) < 2 else float(scores.std(ddof=1) / len(scores) ** 0.5),
-        "return_mean": float(totals.mean()),
-        "success": float(np.mean([episode.success for episode in played])),
-        "time_to_goal": float(np.mean(arrivals)) if arrivals else None,
+    result = measures(played, domain) | {
         "episodes": episodes,
         "candidates": candidates,
         "executor": executor,
@@ -108,6 +100,25 @@ def evaluate(
         "plan_ms_p50": plan_ms_p50(planner, played[0], candidates, warm) if timed else None,
     }
     return result, played
+
+
+def seeds_of(seed: int, episodes: int) -> list[int]:
+    """The episodes that a run with this seed is judged in: the same for every method."""
+    return [seed * 100_000 + number for number in range(episodes)]
+
+
+def measures(played: list[Episode], domain: Domain) -> dict[str, Any]:
+    """What the episodes say, whoever acted."""
+    totals = np.array([episode.total for episode in played])
+    scores = normalized(totals, domain)
+    arrivals = [episode.steps_to_success for episode in played if episode.steps_to_success is not None]
+    return {
+        "score": None if scores is None else float(scores.mean()),
+        "score_sem": None if scores is None or len(scores) < 2 else float(scores.std(ddof=1) / len(scores) ** 0.5),
+        "return_mean": float(totals.mean()),
+        "success": float(np.mean([episode.success for episode in played])),
+        "time_to_goal": float(np.mean(arrivals)) if arrivals else None,
+    }
 
 
 def normalized(totals: np.ndarray, domain: Domain) -> np.ndarray | None:

@@ -249,6 +249,11 @@ def load_peer(folder: Path, device: str = "cpu") -> PeerActor:
     return PeerActor(about["peer"], policy, tensors["mean"].to(device), tensors["scale"].to(device))
 
 
+def peer_about(folder: Path) -> dict[str, Any]:
+    """What is written down about a trained peer: its settings, data, seconds of training, commit."""
+    return load_tensors(folder / PEER)[1]
+
+
 def _about(name: str, task: str, steps: int, seed: int) -> dict[str, Any]:
     """What tells trained peers apart."""
     if name not in PEERS:

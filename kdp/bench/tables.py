@@ -14,6 +14,7 @@ from kdp.files import replacing
 from kdp.pictures import Line, draw_scaling
 
 METHODS = ("kdp", "diffuser", "bc")  # from left to right
+EXECUTORS = ("track", "inverse", "action")
 PROTOCOL = ("executor", "candidates", "chunk", "warm")
 BEGIN, END = "<!-- maze2d table: kdp table -->", "<!-- end -->"
 PAPER = (
@@ -25,12 +26,14 @@ PAPER = (
 def write_tables(results: Path, docs: Path, readme: Path) -> list[Path]:
     """One page for each file of results that has a table, and the README's part; returns what was written."""
     found = {
-        suite: read(results / f"{suite}.jsonl") for suite in ("fields", "maze2d", "ablations", "scaling", "curves")
+        suite: read(results / f"{suite}.jsonl")
+        for suite in ("fields", "maze2d", "locomotion", "ablations", "scaling", "curves")
     }
     curves = found["curves"]
     pages: dict[str, Callable[[Rows], str]] = {
         "fields": fields_page,
         "maze2d": lambda rows: maze2d_page(rows, curves),
+        "locomotion": locomotion_page,
         "ablations": ablations_page,
         "scaling": scaling_page,
         "curves": curves_page,
@@ -102,31 +105,65 @@ def maze2d_page(rows: Rows, curves: Rows) -> str:
 
 
 def maze2d_summary(rows: Rows, curves: Rows) -> str:
-    """Maze by maze, methods side by side: scores under every protocol, walls, latency, minutes to 90 %."""
-    groups = _maze_groups(rows)
-    methods = [m for m in METHODS if any(group[0]["method"] == m for group in groups)]
+    """Maze by maze, planners side by side: the closed loop with every executor, walls, latency, minutes to 90 %."""
+    groups = [group for group in _maze_groups(rows) if group[0]["chunk"] == 1 and not group[0]["warm"]]
+    found = {(group[0]["method"], group[0]["candidates"]): None for group in groups}
+    planners = sorted(found, key=lambda planner: (METHODS.index(planner[0]), -planner[1]))
     soon = minutes_to_90(curves)
     body = []
     for task in _tasks(groups):
-        mine = [group for group in groups if group[0]["task"] == task]
+        by = {
+            tuple(group[0][name] for name in ("method", "candidates", "executor")): group
+            for group in groups
+            if group[0]["task"] == task
+        }
         lines = [
-            [label, *(_cell(mine, label, method, score) for method in methods)]
-            for label in dict.fromkeys(_label(group[0]) for group in sorted(mine, key=lambda group: _order(group[0])))
+            [executor, *(score(by.get((*planner, executor), [])) for planner in planners)] for executor in EXECUTORS
         ]
-        usual = [next((group for group in mine if group[0]["method"] == method), []) for method in methods]
-        lines.append(["plans that touch a wall, first line", *(mean(group, "walls", "{:.1%}") for group in usual)])
-        lines.append(["ms a decision, first line", *map(_ms, usual)])
+        tracked = [by.get((*planner, "track"), []) for planner in planners]
+        lines.append(["plans that touch a wall", *(mean(group, "walls", "{:.1%}") for group in tracked)])
+        lines.append(["ms a decision", *map(_ms, tracked)])
+        lines.append(["minutes of training", *(mean(group, "train_minutes", "{:.1f}") for group in tracked)])
         for device in dict.fromkeys(where for where_task, _, where in soon if where_task == task):
-            times = [soon.get((task, method, device), "") for method in methods]
-            lines.append([f"minutes to 90 % of the score, {device}", *times])
+            times = [soon.get((task, method, device), "") for method, _ in planners]
+            lines.append([f"to 90 % of the score, {device}", *times])
+        lines = [line for line in lines if any(line[1:])]
         body += [[task.removeprefix("maze2d-") if at == 0 else "", *line] for at, line in enumerate(lines)]
     episodes = _few({row["episodes"] for group in groups for row in group})
     note = (
         f"Regenerated data, on D4RL's scale of returns; not D4RL's files. Mean ± standard error over seeds "
-        f"({_few({len(group) for group in groups})}), {episodes} episodes each. K: candidates a plan; first "
-        f"line: a method's own. {PAPER}"
+        f"({_few({len(group) for group in groups})}), {episodes} episodes each, replanning at every step. K: "
+        f"candidates a plan. Walls, ms and minutes: with the first executor. {PAPER}"
     )
-    return "\n".join([*markdown(["maze", "", *methods], body), "", *prose(note), "", *origin(groups)])
+    head = ["maze", "", *(f"{method}, K {k}" for method, k in planners)]
+    return "\n".join([*markdown(head, body), "", *prose(note), "", *origin(groups)])
+
+
+def locomotion_page(rows: Rows) -> str:
+    """A line for each planner and peer, a column for each set, and the mean over the sets where all were measured."""
+    groups = latest(rows, ("task", "variant", "candidates"))
+    by = {(g[0]["variant"], g[0]["candidates"], g[0]["task"]): g for g in groups}
+    tasks = list(dict.fromkeys(group[0]["task"] for group in groups))
+    body = []
+    for variant, k in dict.fromkeys((g[0]["variant"], g[0]["candidates"]) for g in groups):
+        mine = [by.get((variant, k, task), []) for task in tasks]
+        average = ""
+        if all(mine):
+            average = f"{np.mean([np.mean([row['score'] for row in group]) for group in mine]):.1f}"
+        some = [group for group in mine if group][0]
+        seeds = _few({len(group) for group in mine if group})
+        cells = [variant, str(k), *(score(group) for group in mine), average, seeds, str(some[0]["nfe"]), _ms(some)]
+        body.append([*cells, mean([row for group in mine for row in group], "train_minutes", "{:.1f}")])
+    head = ["method", "K", *tasks, "mean", "seeds", "calls", "ms", "min"]
+    episodes = _few({row["episodes"] for group in groups for row in group})
+    note = (
+        f"Regenerated data (collected from policies), not D4RL's files; returns on D4RL's scale. Mean ± standard "
+        f"error over seeds, {episodes} episodes each. K: candidates, ranked by the learned scorer where there are "
+        f"several; calls: network calls one after the other in a plan; ms: median time of a decision; min: minutes of "
+        f"training."
+    )
+    lines = ["# Locomotion", "", "Written by `kdp table` from `results/locomotion.jsonl`.", ""]
+    return "\n".join([*lines, *markdown(head, body), "", *prose(note), "", *origin(groups), ""])
 
 
 def ablations_page(rows: Rows) -> str:
@@ -287,8 +324,11 @@ def origin(groups: list[Rows]) -> list[str]:
 
 
 def _maze_groups(rows: Rows) -> list[Rows]:
-    """By maze, method and protocol, in the order of the tables; rows from before there were warm starts have none."""
+    """By maze, method and protocol, in the order of the tables: of each method's newest commit in a maze. Rows from
+    before there were warm starts have none."""
     groups = latest([{"warm": 0} | row for row in rows], ("task", "method", *PROTOCOL))
+    newest = {(row["task"], row["method"]): row["commit"] for row in rows if not row.get("quick")}
+    groups = [g for g in groups if g[0]["commit"] == newest.get((g[0]["task"], g[0]["method"]), g[0]["commit"])]
     return sorted(groups, key=lambda group: (METHODS.index(group[0]["method"]), _order(group[0])))
 
 
@@ -301,16 +341,6 @@ def _maze_cells(group: Rows) -> list[str]:
     return [*cells, mean(group, "train_minutes", "{:.1f}")]
 
 
-def _cell(groups: list[Rows], label: str, method: str, form: Callable[[Rows], str]) -> str:
-    """What one method has under a protocol; nothing where it was not measured."""
-    return next((form(g) for g in groups if g[0]["method"] == method and _label(g[0]) == label), "")
-
-
-def _label(row: Row) -> str:
-    loop = "" if row["chunk"] == 1 and not row["warm"] else f", {_loop(row).removeprefix('closed loop, ')}"
-    return f"{row['executor']}, K {row['candidates']}{loop}"
-
-
 def _loop(row: Row) -> str:
     often = {0: "open loop", 1: "closed loop"}.get(row["chunk"], f"every {row['chunk']} steps")
     return often + (f", warm {row['warm']}" if row.get("warm") else "")
@@ -318,7 +348,7 @@ def _loop(row: Row) -> str:
 
 def _order(row: Row) -> tuple[bool, bool, int, int]:
     """Closed loops first, by executor and most candidates; then warm starts, then open loops."""
-    executor = ["track", "inverse", "action"].index(row["executor"])
+    executor = EXECUTORS.index(row["executor"])
     return row["chunk"] == 0, bool(row["warm"]), executor, -row["candidates"]
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdp.datasets.collect import is_collected, open_env
+from kdp.datasets.collect import collect, is_collected, open_env
 from kdp.datasets.minari_sets import data_folder, dataset_id, holds_dataset, read_folder, read_metadata
 from kdp.domains.domain import Domain, Step
 from kdp.errors import UserError
@@ -61,9 +61,30 @@ class Task:
     def folder(self) -> Path:
         return data_folder() / dataset_id(self.name)
 
+    @property
+    def there(self) -> bool:
+        return holds_dataset(self.folder)
+
+    def policies(self, folder: Path) -> list[Path]:
+        """The files in a folder of policies that its data come from."""
+        if self.kind == "medium-replay":
+            return sorted(folder.glob(f"{self.body}-replay-*.npz"))
+        kinds = ("medium", "expert") if self.kind == "medium-expert" else (self.kind,)
+        return [folder / f"{self.body}-{kind}.npz" for kind in kinds]
+
+    @property
+    def steps(self) -> int:
+        """As many as D4RL has."""
+        special = {"medium-expert": 2_000_000, "medium-replay": BODIES[self.body].replay_steps}
+        return special.get(self.kind, 1_000_000)
+
+    def collect(self, policies: Path, steps: int | None = None) -> Path:
+        """Collects the data from the policies in a folder."""
+        return collect(self.folder, self.name, self.env, self.policies(policies), steps or self.steps)
+
     def episodes(self) -> Episodes:
         """Reads what was collected, or says how to get it."""
-        if not holds_dataset(self.folder):
+        if not self.there:
             raise UserError(f"there are no data of {self.name} in {self.folder}. {self.remedy()}")
         return self.read(self.folder)
 
@@ -77,12 +98,8 @@ class Task:
 
     def remedy(self) -> str:
         """Where data come from: a command for each way that there is."""
-        policies, steps = f"{self.name}.npz", 1_000_000
-        if self.kind == "medium-expert":
-            policies, steps = f"{self.body}-medium.npz,{self.body}-expert.npz", 2_000_000
-        elif self.kind == "medium-replay":
-            policies, steps = "SNAPSHOT.npz,SNAPSHOT.npz,...", BODIES[self.body].replay_steps
-        words = f"--env {self.env} --policy {policies} --steps {steps} --name {self.name}"
+        policies = ",".join(path.name for path in self.policies(Path())) or "SNAPSHOT.npz,SNAPSHOT.npz,..."
+        words = f"--env {self.env} --policy {policies} --steps {self.steps} --name {self.name}"
         ways = [f"Collect them with `kdp data collect {words}`"]
         if self.kind in KINDS:
             ways.append(f"fetch D4RL's with `kdp data download {self.name}-v2` and train on that file")
@@ -124,6 +141,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         task.name,
         f"{task.body}, {about}",
         episodes=task.episodes,
+        horizon=8,
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,
         reference=body.reference,

@@ -1,0 +1,147 @@
+"""`kdp bench locomotion`: KDP with and without value, the published field, Diffuser, regression and offline RL, on the
+same data, judged in the same episodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kdp.bench.evaluate import measures, roll, seeds_of
+from kdp.bench.jobs import Judging, Protocol, Training, judge_all, said, side_by_side, train_all
+from kdp.bench.peers import PEERS, is_trained, load_peer, peer_about, train_peer
+from kdp.bench.results import append, holds, read, row
+from kdp.domains import DOMAINS
+from kdp.domains.locomotion import BODIES
+from kdp.domains.locomotion import TASKS as SETS
+from kdp.drift import DriftConfig
+from kdp.methods.diffuser import DiffusionConfig
+from kdp.provenance import commit
+from kdp.runs import RunConfig
+from kdp.value import ValueConfig
+
+TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
+EPISODES, CANDIDATES = 20, 16
+
+# Ours and what is left of it without value in the field; the published field with the published scorer; Diffuser and
+# regression beside a critic of the data's actions, which ranks Diffuser's plans.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "kdp": {"value": ValueConfig("critic", targets="generator", ascent=0.3)},
+    "kdp-no-value": {"value": ValueConfig("critic")},
+    "kdp-published": {"value": ValueConfig("return"), "drift": DriftConfig(field="keyed")},
+    "diffuser": {"method": "diffuser", "value": ValueConfig("critic")},
+    "bc": {"method": "bc", "value": ValueConfig("none")},
+}
+RANKED, UNRANKED = Protocol("action", CANDIDATES), Protocol("action", 1)
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """A peer to be trained and judged."""
+
+    name: str
+    task: str
+    seed: int
+    steps: int
+    device: str
+    folder: Path
+    episodes: int
+    quick: bool
+
+
+def collect_missing(tasks: list[str], policies: Path | None) -> None:
+    """Data that are not there are collected from the policies in this folder; without one, it is said how to."""
+    for task, domain in SETS.items():
+        if domain.name in tasks:
+            if policies is not None and not task.there:
+                task.collect(policies)
+            domain.episodes()
+
+
+def bench_locomotion(
+    tasks: list[str],
+    variants: list[str],
+    seeds: int,
+    jobs: int,
+    steps: int | None,
+    peer_steps: int,
+    quick: bool,
+    timed: bool,
+    device: str,
+    runs: Path,
+    results: Path,
+    console: Console,
+) -> None:
+    """Runs are kept in `runs`: a study that was stopped goes on where it stopped, and does nothing twice."""
+    trainings, judgings = [], []
+    for task in tasks:
+        for variant in [name for name in variants if name in VARIANTS]:
+            for seed in range(seeds):
+                config = replace(RunConfig(task, seed=seed, steps=steps), **VARIANTS[variant])
+                if quick:
+                    config = replace(config, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
+                name = f"{task}-{variant}-{seed}{'-quick' if quick else ''}"
+                training = Training(config, runs / name, device)
+                trainings.append(training)
+                for protocol in (UNRANKED,) if config.method == "bc" else (RANKED, UNRANKED):
+                    labels, episodes = {"variant": variant}, 2 if quick else EPISODES
+                    asked = protocol.quick() if quick else protocol
+                    judgings.append(Judging("locomotion", training, asked, quick, episodes, labels))
+    opponents = [
+        Opponent(name, task, seed, 5 if quick else peer_steps, device, runs / f"{task}-{name}-{seed}", episodes, quick)
+        for name in [name for name in variants if name in PEERS]
+        for task in tasks
+        for seed in range(seeds)
+        for episodes in (2 if quick else EPISODES,)
+    ]
+    train_all(trainings, jobs, console)
+    for _ in side_by_side(train_opponent, opponents, jobs, "peers", console):
+        pass
+    judge_all(judgings, jobs, results, console, timed)
+    rows = read(results)
+    todo = [opponent for opponent in opponents if not holds(rows, identity(opponent))]
+    for measured in side_by_side(judge_opponent, todo, jobs, "judging peers", console):
+        append(results, measured | {"jobs": jobs})
+        console.print(said(measured), soft_wrap=True)
+
+
+def train_opponent(opponent: Opponent) -> None:
+    name, task, folder = opponent.name, opponent.task, opponent.folder
+    if not is_trained(name, task, steps=opponent.steps, seed=opponent.seed, folder=folder):
+        steps, seed, device = opponent.steps, opponent.seed, opponent.device
+        train_peer(name, DOMAINS[task].episodes(), task, steps=steps, seed=seed, device=device, folder=folder)
+
+
+def judge_opponent(opponent: Opponent) -> dict[str, Any]:
+    """One row: the peer's own action at every step."""
+    domain, about = DOMAINS[opponent.task], peer_about(opponent.folder)
+    played = roll(load_peer(opponent.folder, opponent.device), domain, seeds_of(opponent.seed, opponent.episodes))
+    told = {
+        "dataset": about["data"]["name"],
+        "field": None,
+        "executor": "action",
+        "nfe": 1,
+        "bef": 1,
+        "train_minutes": about["seconds"] / 60,
+        "train_commit": about["commit"],
+        "config": about["settings"],
+        "quick": opponent.quick,
+    }
+    return row("locomotion", opponent.device, **measures(played, domain), **told, **identity(opponent))
+
+
+def identity(opponent: Opponent) -> dict[str, Any]:
+    """What a row must say to be the one that this would measure again."""
+    return {
+        "task": opponent.task,
+        "method": opponent.name,
+        "variant": opponent.name,
+        "candidates": 1,
+        "chunk": 1,
+        "seed": opponent.seed,
+        "episodes": opponent.episodes,
+        "train_steps": opponent.steps,
+        "commit": commit(),
+    }
