@@ -178,9 +178,10 @@ def told(about: dict[str, Any], training: Training) -> dict[str, Any]:
     """What a row says of its run: what was trained, on what, how, and what it took."""
     config, domain = about["config"], DOMAINS[about["domain"]]
     _, spent = load_tensors(training.folder / TRAINING)
+    data = about["data"]["name"]
     return {
         "task": domain.name,
-        "dataset": "built in" if domain.make is None else about["data"]["name"],
+        "dataset": data if data.startswith("regenerated/") else "built in",
         "method": config["method"],
         "field": config["drift"]["field"] if config["method"] == "kdp" else None,
         "train_minutes": spent["elapsed"] / 60,
