@@ -24,6 +24,9 @@ Refine = Callable[[Tensor, Condition, torch.Generator, int], Tensor]  # earlier 
 Executor = Literal["action", "track", "inverse"]
 
 
+SIGHT = (1.0, 0.75, 0.5, 0.25)  # of the steps that an executor looks ahead: the first that is in sight
+
+
 @dataclass(frozen=True)
 class Plan:
     """One decision, in the dataset's units."""
@@ -260,16 +263,33 @@ class Controller:
         window = self.plans.best
         states = window[..., : planner.state_dim]
         if self.executor == "track" and planner.tracker is not None:
-            ahead = (self.age + planner.tracker.lookahead) / planner.stride
-            target = state_at(states, ahead)
-            action = planner.tracker(planner.tracker.at_rest(target) if ahead > states.shape[1] - 1 else target, state)
+            action = planner.tracker(self.target(state, states, planner.tracker.lookahead), state)
         elif self.executor == "inverse" and planner.inverse is not None:
-            action = planner.inverse(state, state_at(states, (self.age + planner.inverse.ahead) / planner.stride))
+            action = planner.inverse(state, self.target(state, states, planner.inverse.ahead))
         else:
             actions = window[..., planner.state_dim :].reshape(len(window), -1, planner.action_dim)
             action = actions[:, min(self.age, actions.shape[1] - 1)]
         self.age += 1
         return action.cpu().numpy()
+
+    def target(self, state: Tensor, states: Tensor, ahead: int) -> Tensor:
+        """The planned state (N,d_s) that is steered at: `ahead` steps from now or, where the straight way there leaves
+        the places that the data have been to, nearer. A plan turns a corner; what looks past it must not cut it."""
+        planner = self.planner
+        support, dims = getattr(planner.scorer, "support", None), list(planner.goal_dims)
+        options = []
+        for share in (1.0,) if support is None else SIGHT:
+            token = (self.age + share * ahead) / planner.stride
+            option = state_at(states, token)
+            if self.executor == "track" and planner.tracker is not None and token > states.shape[1] - 1:
+                option = planner.tracker.at_rest(option)
+            options.append(option)
+        if support is None:
+            return options[0]
+        targets = torch.stack(options, 1)  # (N,n,d_s)
+        seen = support.between(state[:, dims], targets[..., dims])
+        seen[:, -1] = True  # the nearest will have to do
+        return targets[torch.arange(len(state), device=state.device), seen.int().argmax(1)]
 
 
 def state_at(states: Tensor, token: float) -> Tensor:

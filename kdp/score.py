@@ -12,6 +12,7 @@ Scorer = Callable[[Tensor, Tensor | None], Tensor]  # windows (B,K,L,D) in the d
 
 BETWEEN = 4  # places looked at from one token to the next
 STRAY = 25.0  # a planned place where the data have never been costs as much as this many steps
+SIGHT = 16  # places looked at on the way to a target
 LARGEST = 1 << 24  # cells of a grid
 
 
@@ -40,6 +41,11 @@ class Support:
         last = torch.tensor(self.seen.shape, device=cell.device) - 1
         inside = ((cell >= 0) & (cell <= last)).all(-1)
         return inside & self.seen[cell.clamp_min(0).minimum(last).unbind(-1)]
+
+    def between(self, here: Tensor, there: Tensor) -> Tensor:
+        """here (N,d), there (N,n,d) -> (N,n) whether the data have been all along the straight way, `here` apart."""
+        share = torch.arange(1, SIGHT + 1, device=here.device)[:, None] / SIGHT
+        return self(torch.lerp(here[:, None, None], there[:, :, None], share)).all(-1)
 
     def to(self, device: torch.device | str) -> Support:
         return Support(self.low.to(device), self.size.to(device), self.seen.to(device))

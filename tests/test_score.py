@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import walks
+from helpers import plain_normalizer, walks
 
 import kdp
 from kdp.domains import DOMAINS
 from kdp.networks import NetworkConfig
+from kdp.plan import Controller, Planner, Tracker
 from kdp.runs import CELLS, RunConfig, resume_run, start_run
 from kdp.score import BETWEEN, LARGEST, STRAY, Arrival, Support
 
@@ -38,6 +39,35 @@ def plan(*places: tuple[float, float]) -> torch.Tensor:
 
 AROUND = plan((0, 0), (0, 1), (0, 2), (1.5, 2), (3, 2), (3, 1), (3, 0), (3, 0))
 THROUGH = plan((0, 0), (1.5, 0), (3, 0), (3, 0), (3, 0), (3, 0), (3, 0), (3, 0))
+
+
+def test_a_straight_way_is_known_where_every_place_on_it_is():
+    there = torch.tensor(
+        [[[0.0, 1.0], [0.0, 2.0], [3.0, 2.0], [3.0, 0.0]], [[0.0, 1.0], [0.0, 2.0], [3.0, 2.0], [3, 0]]]
+    )
+    here = torch.tensor([[0.0, 0.0], [9.0, 2.0]])  # where one stands need not be known
+    assert road().between(here, there).tolist() == [[True, True, False, False], [False, False, False, False]]
+    assert road().between(torch.tensor([[1.5, 2.0]]), there[:1]).tolist() == [[False, True, True, False]]
+
+
+@pytest.mark.parametrize(("lookahead", "expected"), [(2, (0, 2)), (3, (0, 1.5)), (7, (0, 1.75))])
+@pytest.mark.parametrize("executor", ["track", "inverse"])
+def test_executors_do_not_look_around_corners(executor, lookahead, expected):
+    class Aims:
+        ahead = lookahead
+
+        def __call__(self, state, target):
+            return target - state
+
+    tracker = Tracker((0, 1), (0, 1), kp=1.0, kd=0.0, lookahead=lookahead, low=-100, high=100)
+    arrival = Arrival((0, 1), 0.5, 1, road())
+    normal = plain_normalizer(2, 3)
+    planner = Planner(lambda c, k, g: AROUND[None, None], normal, 1, (0, 1), arrival, tracker, Aims())  # type: ignore
+    action = Controller(planner, 1, executor).act(np.zeros((1, 2)), GOAL.numpy())
+    assert action[0] == pytest.approx(np.array(expected), abs=1e-5)
+    blind = replace(planner, scorer=replace(arrival, support=None))
+    if lookahead == 7:  # the goal is straight ahead, behind a wall
+        assert Controller(blind, 1, executor).act(np.zeros((1, 2)), GOAL.numpy())[0] == pytest.approx([3, 0], abs=1e-5)
 
 
 @pytest.mark.parametrize("size", [0.07, 0.3, 2.0])
