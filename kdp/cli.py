@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
-from kdp.bench.cli import Device, bench, check_device, table_command
+from kdp.bench.cli import Device, bench, check_device, latency_command, table_command
 from kdp.datasets.minari_sets import data_folder, dataset_id
 from kdp.domains import DOMAINS, find_domain
 from kdp.domains.locomotion import REMEDIES
@@ -337,6 +337,7 @@ def plan_command(
     show_plan(run, state, target, candidates, seed, out, Console())
 
 
+app.command(name="latency")(latency_command)
 app.command(name="table")(table_command)
 
 

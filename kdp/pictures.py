@@ -122,6 +122,37 @@ def draw_scaling(path: str | Path, lines: dict[str, dict[str, list[Line]]]) -> P
     return _save(figure, path)
 
 
+def draw_latency(path: str | Path, panels: dict[str, dict[str, list[tuple[float, float]]]]) -> Path:
+    """title -> name -> (candidates, milliseconds) in order -> a PNG at `path`: a panel for each title, two in a row."""
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    figure = _figure(5.6 * columns, 3.6 * rows + 0.6)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    names = list(dict.fromkeys(name for named in panels.values() for name in named))
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, named) in zip(grid.flat, panels.items(), strict=False):
+        for name, points in named.items():
+            candidates, ms = np.array(points).T
+            colour = COLOURS[names.index(name) % len(COLOURS)]
+            axes.plot(candidates, ms, color=colour, marker="o", markersize=4, label=name)
+        ticks = sorted({point[0] for points in named.values() for point in points})
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.xaxis.minorticks_off()
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(title, fontsize=10, color=INK)
+        axes.set_xlabel("candidates K", color=INK)
+        axes.set_ylabel("ms a decision, median", color=INK)
+        axes.tick_params(labelsize=8, colors="#495057", length=2)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color("#adb5bd")
+        axes.grid(color="#f1f3f5")
+    _legend(figure, *grid.flat)
+    return _save(figure, path)
+
+
 def _figure(width: float, height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from kdp.bench.latency import TIMES, latency_lines, said_ratio, short
 from kdp.bench.results import Row, Rows, latest, read
 from kdp.errors import UserError
 from kdp.files import replacing
-from kdp.pictures import Line, draw_scaling
+from kdp.pictures import Line, draw_latency, draw_scaling
 
 METHODS = ("kdp", "diffuser", "bc")  # from left to right
 EXECUTORS = ("track", "inverse", "action")
@@ -27,7 +28,7 @@ def write_tables(results: Path, docs: Path, readme: Path) -> list[Path]:
     """One page for each file of results that has a table, and the README's part; returns what was written."""
     found = {
         suite: read(results / f"{suite}.jsonl")
-        for suite in ("fields", "maze2d", "locomotion", "ablations", "scaling", "curves")
+        for suite in ("fields", "maze2d", "locomotion", "ablations", "scaling", "curves", "latency")
     }
     curves = found["curves"]
     pages: dict[str, Callable[[Rows], str]] = {
@@ -37,6 +38,7 @@ def write_tables(results: Path, docs: Path, readme: Path) -> list[Path]:
         "ablations": ablations_page,
         "scaling": scaling_page,
         "curves": curves_page,
+        "latency": latency_page,
     }
     written = []
     for suite, rows in found.items():
@@ -48,6 +50,9 @@ def write_tables(results: Path, docs: Path, readme: Path) -> list[Path]:
         raise UserError(f"{results} holds no results; run a study first, for example `kdp bench fields`.")
     if found["scaling"]:
         written.append(draw_scaling(docs / "scaling.png", scaling_lines(found["scaling"])))
+    if found["latency"]:
+        panels = {title: latency_lines(rows) for title, rows in latencies(found["latency"]).items()}
+        written.append(draw_latency(docs / "latency.png", panels))
     if found["maze2d"] and readme.exists() and BEGIN in readme.read_text():
         written.append(_into_readme(readme, maze2d_summary(found["maze2d"], curves)))
     return written
@@ -259,6 +264,38 @@ def curves_page(rows: Rows) -> str:
         body = [[str(s[0]["train_steps"]), mean(s, "train_minutes", "{:.2f}"), score(s)] for s in stops]
         lines += [*markdown(["steps", "minutes", "score"], body), ""]
     return "\n".join([*lines, *origin(groups), ""])
+
+
+def latency_page(rows: Rows) -> str:
+    """A table for each machine and kind of run: planners by their candidates, and how many times KDP's time it is."""
+    lines = ["# Latency", "", "Written by `kdp table` from `results/latency.jsonl`.", ""]
+    lines += ["![Latency](latency.png)", ""]
+    head = ["planner", "K", "calls", "windows", "ms", "p95", "p99", "+ env", "plans/s", "MiB", "backend", "n", "× kdp"]
+    found = latencies(rows)
+    for title, mine in found.items():
+        body = []
+        for row in mine:
+            cells = [row["subject"], str(row["candidates"]), str(row["nfe"]), str(row["bef"])]
+            cells += [short(row[name]) for name in (*TIMES, "plans_per_s", "peak_mib")]
+            body.append([*cells, row["backend"], str(row["samples"]), said_ratio(row)])
+        lines += [f"## {title}", "", *markdown(head, body), ""]
+    note = (
+        "Planners of one table took turns in one process, in a new order every round. ms, p95, p99: time of a decision "
+        "for one robot, all K candidates and the scorer included (untrained networks do not rank a single one). "
+        "+ env: median until the next observation, with the executor and one step of the environment. n: decisions "
+        "timed. × kdp: how many times KDP's median at the same K, over the rounds that both were in, and the range of "
+        "95 % of bootstrap draws. Every name: [metrics](../metrics.md)."
+    )
+    return "\n".join([*lines, *prose(note), "", *origin(list(found.values())), ""])
+
+
+def latencies(rows: Rows) -> dict[str, Rows]:
+    """The newest row of each planner and K, by task, horizon and machine."""
+    found: dict[str, Rows] = {}
+    for group in latest(rows, ("task", "horizon", "device", "threads", "subject", "backend", "candidates")):
+        row = group[-1]
+        found.setdefault(f"{row['task']}, horizon {row['horizon']}, {row['device']}", []).append(row)
+    return found
 
 
 def minutes_to_90(curves: Rows) -> dict[tuple[str, str, str], str]:
