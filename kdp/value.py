@@ -111,7 +111,7 @@ class Value(nn.Module):
         q = self.q(told)
         error = ((q - goal).square() * known).mean()
         surprise = best - self.v(state)[0]
-        side = torch.where(surprise > 0, self.config.expectile, 1 - self.config.expectile)
+        side = (self.config.expectile - (surprise < 0).float()).abs()  # the expectile above, the rest below
         expectile = (side * surprise.square()).mean()
         numbers = {"error": error, "expectile": expectile, "q": q.mean(), "apart": q.std(0).mean()}
         return error + expectile, {f"value/{name}": number.detach() for name, number in numbers.items()}
