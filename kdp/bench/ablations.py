@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from kdp.bench.jobs import EPISODES, Judging, Protocol, Training, judge_all, train_all
+from kdp.bench.locomotion import RANKED, UNRANKED
+from kdp.bench.locomotion import VARIANTS as VALUE_VARIANTS
 from kdp.bench.maze2d import quick_config
 from kdp.domains import DOMAINS
 from kdp.drift import DriftConfig
@@ -28,18 +30,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no normalisation": {"normalize": False},
     "single temperature": {"temperatures": (0.2,)},
 }
-OURS: dict[str, dict[str, Any]] = {  # what we add to the paper, left out one by one (joint field only)
+OURS: dict[str, dict[str, Any]] = {  # what we add to the paper in mazes, left out one by one (joint field only)
     "no tilt": {"drift": DriftConfig(tilt=0.0)},
     "the data's actions": {"relabel": False},
     "no bands": {"network": NetworkConfig(bands=0)},
 }
-PROTOCOLS = (Protocol("track"), Protocol("action"))
+VALUED = VALUE_VARIANTS["kdp"]["value"]
+VALUE: dict[str, dict[str, Any]] = {  # and in locomotion
+    "no ascent": {"value": replace(VALUED, ascent=0.0)},
+    "targets from data": {"value": replace(VALUED, targets="data")},
+    "no caution": {"value": replace(VALUED, caution=0.0)},
+    "one critic": {"value": replace(VALUED, heads=1)},
+}
+MAZE_PROTOCOLS, LOCOMOTION_PROTOCOLS = (Protocol("track"), Protocol("action")), (RANKED, UNRANKED)
+
+
+def is_maze(task: str) -> bool:
+    return DOMAINS[task].walls is not None
 
 
 def varied(plain: RunConfig, base: str, variant: str) -> RunConfig:
     """The published field without its keys is the window field; ours draws its positives at random."""
-    if variant in OURS:
-        return replace(plain, **OURS[variant])
+    if variant in OURS or variant in VALUE:
+        return replace(plain, **(OURS | VALUE)[variant])
     if (base, variant) == ("keyed", "no keying"):
         return replace(plain, drift=DriftConfig(field="window"))
     return replace(plain, drift=DriftConfig(field=base, **VARIANTS[variant]))  # type: ignore[arg-type]
@@ -63,13 +76,16 @@ def bench_ablations(
     trainings, judgings = [], []
     longest_first = sorted(tasks, key=lambda task: -DOMAINS[task].episode_steps)
     for task, base, variant, seed in product(longest_first, bases, variants, range(seeds)):
-        if base != "joint" and variant in OURS:
+        if (base != "joint" and variant in OURS | VALUE) or variant in (VALUE if is_maze(task) else OURS):
             continue
         plain = quick_config(task, "kdp", seed) if quick else RunConfig(task, seed=seed, steps=steps)
+        if not is_maze(task):
+            plain = replace(plain, value=VALUED)
         name = f"{task}-{base}-{variant}-{seed}{'-quick' if quick else ''}".replace(" ", "-").replace("'", "")
         training = Training(varied(plain, base, variant), runs / name, device, split=True)
-        labels, episodes = {"base": base, "variant": variant}, 2 if quick else EPISODES
-        protocols = [protocol.quick() if quick else protocol for protocol in PROTOCOLS]
+        labels, episodes = {"base": base, "variant": variant}, 2 if quick else EPISODES if is_maze(task) else 20
+        protocols = MAZE_PROTOCOLS if is_maze(task) else LOCOMOTION_PROTOCOLS
+        protocols = tuple(protocol.quick() if quick else protocol for protocol in protocols)
         trainings.append(training)
         judgings += [Judging("ablations", training, protocol, quick, episodes, labels) for protocol in protocols]
     train_all(trainings, jobs, console)

@@ -169,10 +169,10 @@ def ablations_command(
     results/.
 
     Examples: kdp bench ablations --quick --variants "full,no keying"
-    / kdp bench ablations --jobs 14 --device cuda
+    / kdp bench ablations --tasks maze2d-umaze,hopper-medium-replay --jobs 14 --device cuda
 
     Args:
-        tasks: Mazes, separated by commas.
+        tasks: Mazes and collected sets, separated by commas.
         fields: joint, keyed or both.
         variants: Names of variants, separated by commas.
         seeds: Runs of each.
@@ -184,16 +184,17 @@ def ablations_command(
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
     """
-    from kdp.bench.ablations import BASES, OURS, VARIANTS, bench_ablations
+    from kdp.bench.ablations import BASES, OURS, VALUE, VARIANTS, bench_ablations
     from kdp.bench.maze2d import TASKS
+    from kdp.domains.locomotion import LOCOMOTION
 
     _check_study(seeds, jobs, device)
-    known = [*VARIANTS, *OURS]
+    known = [*VARIANTS, *OURS, *VALUE]
     chosen = _names("variant", ",".join(known) if variants == "all" else variants, known)
     bases = _names("field", fields, BASES)
     console = Console(stderr=True)
-    mazes = _names("task", tasks, TASKS)
-    bench_ablations(mazes, bases, chosen, seeds, jobs, steps, quick, timed, device, runs, results, console)
+    named = _names("task", tasks, [*TASKS, *(domain.name for domain in LOCOMOTION)])
+    bench_ablations(named, bases, chosen, seeds, jobs, steps, quick, timed, device, runs, results, console)
 
 
 @bench.command(name="candidates")

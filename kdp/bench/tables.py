@@ -173,24 +173,33 @@ def locomotion_page(rows: Rows) -> str:
 
 def ablations_page(rows: Rows) -> str:
     """One table for each task and field: what each part of the objective is worth."""
-    groups = latest(rows, ("task", "base", "variant", "executor"))
+    groups = latest(rows, ("task", "base", "variant", "executor", "candidates"))
     lines = ["# Ablations", "", "Written by `kdp table` from `results/ablations.jsonl`.", ""]
-    head = ["variant", "seeds", "score, track", "score, action", "walls", "energy score", "diversity"]
     for task, base in dict.fromkeys((group[0]["task"], group[0]["base"]) for group in groups):
         mine = [group for group in groups if (group[0]["task"], group[0]["base"]) == (task, base)]
-        by = {(group[0]["variant"], group[0]["executor"]): group for group in mine}
+        by = {(group[0]["variant"], group[0]["executor"], group[0]["candidates"]): group for group in mine}
+        ways = list(dict.fromkeys((group[0]["executor"], group[0]["candidates"]) for group in mine))
         body = []
         for variant in dict.fromkeys(group[0]["variant"] for group in mine):
-            one, two = by.get((variant, "track"), []), by.get((variant, "action"), [])
-            some = one or two
-            cells = [variant, str(len(some)), score(one), score(two), mean(one, "walls", "{:.1%}")]
+            judged = [by.get((variant, *way), []) for way in ways]
+            some = next(group for group in judged if group)
+            cells = [variant, str(len(some)), *map(score, judged), mean(some, "walls", "{:.1%}")]
             body.append([*cells, mean(some, "energy_score", "{:.3f}"), mean(some, "diversity", "{:.3g}")])
         data = mean([row for group in mine for row in group], "data_diversity", "{:.3g}")
+        head = [
+            "variant",
+            "seeds",
+            *(f"{executor}, K {k}" for executor, k in ways),
+            "walls",
+            "energy score",
+            "diversity",
+        ]
         lines += [f"## {task}, {base} field", "", *markdown(head, body), ""]
         lines += [*prose(f"Diversity of the data's own nearest neighbours: {data}."), ""]
     note = (
         "Trained on nine tenths of the episodes; energy score (smaller is better) and diversity of the first action on "
-        "the rest. Mean ± standard error over seeds, K = 16, planning at every step."
+        "the rest. Scores: mean ± standard error over seeds, by executor and number of candidates, planning at every "
+        "step."
     )
     return "\n".join([*lines, *prose(note), "", *origin(groups), ""])
 
