@@ -18,6 +18,7 @@ from helpers import write_hdf5
 import kdp
 from kdp.bench.evaluate import evaluate, roll
 from kdp.bench.results import COLUMNS, read
+from kdp.bench.tables import ablations_page
 from kdp.datasets import collect as collecting
 from kdp.datasets import d4rl, open_file
 from kdp.datasets.collect import LABEL, collect, play
@@ -685,3 +686,15 @@ def test_a_set_is_collected_from_the_policies_of_its_kind(few_steps, tmp_path, m
 def test_the_study_says_where_data_come_from(kdp_command):
     code, _, err = kdp_command("bench", "locomotion", "--quick", "--tasks", "walker2d-medium", "--variants", "bc")
     assert code == 2 and "kdp data collect --env Walker2d-v5 --policy walker2d-medium.npz" in err
+
+
+def test_ablations_of_value_are_judged_ranked_and_not(kdp_command, few_steps, tmp_path, monkeypatch):
+    monkeypatch.setenv("KDP_DATA", str(tmp_path / "data"))
+    Task("hopper", "medium").collect(few_steps)
+    words = ("bench", "ablations", "--quick", "--tasks", "hopper-medium", "--seeds", 1, "--fields", "joint")
+    assert kdp_command(*words, "--variants", "full,no ascent,no bands", "--results", "rows.jsonl")[0] == 0
+    rows = read(tmp_path / "rows.jsonl")
+    told = [(r["variant"], r["candidates"], r["config"]["value"]["ascent"] > 0) for r in rows]
+    assert told == [("full", 2, True), ("full", 1, True), ("no ascent", 2, False), ("no ascent", 1, False)]
+    assert all(r["energy_score"] > 0 and r["walls"] is None for r in rows)
+    assert "action, K 2 | action, K 1" in ablations_page(rows)

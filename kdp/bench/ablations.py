@@ -42,7 +42,7 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion
     "no caution": {"value": replace(VALUED, caution=0.0)},
     "one critic": {"value": replace(VALUED, heads=1)},
 }
-MAZE_PROTOCOLS, LOCOMOTION_PROTOCOLS = (Protocol("track"), Protocol("action")), (RANKED, UNRANKED)
+MAZE_PROTOCOLS, LOCOMOTION_PROTOCOLS = [Protocol("track"), Protocol("action")], [RANKED, UNRANKED]
 
 
 def is_maze(task: str) -> bool:
@@ -85,7 +85,7 @@ def bench_ablations(
         training = Training(varied(plain, base, variant), runs / name, device, split=True)
         labels, episodes = {"base": base, "variant": variant}, 2 if quick else EPISODES if is_maze(task) else 20
         protocols = MAZE_PROTOCOLS if is_maze(task) else LOCOMOTION_PROTOCOLS
-        protocols = tuple(protocol.quick() if quick else protocol for protocol in protocols)
+        protocols = [protocol.quick() if quick else protocol for protocol in protocols]
         trainings.append(training)
         judgings += [Judging("ablations", training, protocol, quick, episodes, labels) for protocol in protocols]
     train_all(trainings, jobs, console)
