@@ -126,7 +126,7 @@ def draw_latency(path: str | Path, panels: dict[str, dict[str, list[tuple[float,
     """title -> name -> (candidates, milliseconds) in order -> a PNG at `path`: a panel for each title, two in a row."""
     columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
-    figure = _figure(5.6 * columns, 3.6 * rows + 0.6)
+    figure = _figure(7.0 if columns == 1 else 5.0 * columns, 3.6 * rows + 0.8)
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     names = list(dict.fromkeys(name for named in panels.values() for name in named))
     for axes in grid.flat[len(panels) :]:
@@ -149,7 +149,7 @@ def draw_latency(path: str | Path, panels: dict[str, dict[str, list[tuple[float,
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color("#adb5bd")
         axes.grid(color="#f1f3f5")
-    _legend(figure, *grid.flat)
+    _legend(figure, *grid.flat, columns=3)
     return _save(figure, path)
 
 
@@ -270,7 +270,7 @@ def _line(axes: Axes, x: np.ndarray, y: np.ndarray, *, chosen: bool) -> None:
     )
 
 
-def _legend(figure: Figure, *grid: Axes) -> None:
+def _legend(figure: Figure, *grid: Axes, columns: int | None = None) -> None:
     """One legend below the whole figure, each name once."""
     once: dict[str, Any] = {}
     for axes in grid:
@@ -280,7 +280,7 @@ def _legend(figure: Figure, *grid: Axes) -> None:
         once.values(),
         once.keys(),
         loc="outside lower center",
-        ncols=4 if figure.get_figwidth() > 5 else 2,
+        ncols=columns or (4 if figure.get_figwidth() > 5 else 2),
         frameon=False,
         fontsize=9,
         labelcolor=INK,

@@ -23,14 +23,16 @@ from kdp.bench.latency import (
     warm_up,
 )
 from kdp.bench.results import COLUMNS, read
-from kdp.bench.subjects import Subject, fresh_subjects, run_subjects
+from kdp.bench.subjects import Subject, fresh_subjects, run_subjects, write_fresh_run
 from kdp.bench.tables import latency_page, write_tables
-from kdp.domains import DOMAINS, find_domain
+from kdp.checkpoint import load_json, save_json
+from kdp.domains import DOMAINS
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.pictures import draw_latency
 from kdp.plan import Planner
-from kdp.runs import RunConfig, start_run
+from kdp.runs import CONFIG, RunConfig, start_run
+from kdp.value import ValueConfig
 
 MORE = {
     *("subject", "plan_ms_p95", "plan_ms_p99", "plan_ms_mean", "end_to_end_ms_p50", "plans_per_s", "peak_mib"),
@@ -176,8 +178,8 @@ def test_untrained_networks_are_kdp_and_diffuser_as_published_and_as_fast_as_it_
     subjects = {s.name: s for s in fresh_subjects(tmp_path, 8, 5, 2, "return", "cpu", None)}
     calls = {name: subject.planner.nfe for name, subject in subjects.items()}
     assert list(calls) == [
-        *("kdp", "diffuser as published", "diffuser, DDIM 5", "diffuser, KDP's net"),
-        *("diffuser, KDP's net, DDIM 5", "bc"),
+        *("kdp", "diffuser as published", "diffuser U-Net, DDIM 5", "diffuser, same net"),
+        *("diffuser same net, DDIM 5", "bc"),
     ]
     assert list(calls.values()) == [1, 20, 5, 20, 5, 1]
     kinds = [subject.about["config"]["network"]["kind"] for subject in subjects.values()]
@@ -192,20 +194,19 @@ def test_untrained_networks_are_kdp_and_diffuser_as_published_and_as_fast_as_it_
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Tiny runs: KDP, Diffuser and regression on the toy, KDP in a maze and on a file."""
+    """Tiny runs: of each method on the toy and one on a file, untrained; and a trained one in a maze."""
     folder = tmp_path_factory.mktemp("trained")
-    config = RunConfig("toy", steps=2, batch=16, network=NetworkConfig(width=8, blocks=1, noise=2))
-    slow = {"method": "diffuser", "network": NetworkConfig("mlp", width=8, blocks=1)}
+    network = NetworkConfig("mlp", width=8, blocks=1, noise=2)
+    config = RunConfig("toy", horizon=8, stride=1, steps=2, batch=16, network=network, value=ValueConfig("none"))
+    slow = replace(config, method="diffuser", diffusion=DiffusionConfig(steps=7))
+    runs = {"toy": config, "diffuser": slow, "bc": replace(config, method="bc"), "file": config}
+    for name, settings in runs.items():
+        write_fresh_run(folder / name, settings, 3, 1)
+        domain = None if name == "file" else "toy"
+        save_json(folder / name / CONFIG, load_json(folder / name / CONFIG) | {"domain": domain})
+    maze = replace(DOMAINS["maze2d-umaze"], episodes=lambda: walks([200]))
     with brief_inverse():
-        start_run(config, folder / "toy")
-        start_run(replace(config, **slow, diffusion=DiffusionConfig(steps=7)), folder / "diffuser")
-        start_run(replace(config, method="bc"), folder / "bc")
-        maze = replace(DOMAINS["maze2d-umaze"], episodes=lambda: walks([200]))
         start_run(replace(config, dataset="maze2d-umaze", horizon=16), folder / "maze", domain=maze)
-        arrays = {"observations": np.zeros((60, 3)), "actions": np.zeros((60, 1)), "timeouts": np.arange(60) % 20 == 19}
-        np.savez(folder / "steps.npz", rewards=np.zeros(60), terminals=np.zeros(60, bool), **arrays)
-        of_file = find_domain(str(folder / "steps.npz"))
-        start_run(replace(config, dataset=of_file.source, horizon=8), folder / "file", domain=of_file)
     return folder
 
 

@@ -280,39 +280,44 @@ def process_mib() -> float | None:
 
 def show(rows: Rows, console: Console) -> None:
     """Two tables: the times, and how many times KDP's they are."""
-    numbers = ("K", "NFE", "BEF", "p50 ms", "p95", "p99", "+ env", "plans/s", "n")
-    head = [Column("planner", no_wrap=True), *(Column(name, justify="right", no_wrap=True) for name in numbers)]
-    table = Table(*head, title="Time of a decision", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    heads = {"plan_ms_p50": "p50 ms", "plan_ms_p95": "p95", "plan_ms_p99": "p99", "end_to_end_ms_p50": "+ env"}
+    times = [name for name in TIMES if any(one[name] is not None for one in rows)]
+    table = _table("Time of a decision", ["K", "NFE", "BEF", *(heads[name] for name in times), "plans/s", "n"])
+    compared = {(one["subject"], one["candidates"]): one for one in rows if one["ratio_to_kdp"] is not None}
+    counts = sorted({k for _, k in compared})
+    against = _table("\nTimes KDP's, same K (95 % of bootstrap draws)", [f"K = {k}" for k in counts])
     for name in dict.fromkeys(one["subject"] for one in rows):
         for at, one in enumerate(one for one in rows if one["subject"] == name):
             cells = ["" if at else name, str(one["candidates"]), str(one["nfe"]), str(one["bef"])]
-            cells += [short(one[column]) for column in TIMES]
+            cells += [short(one[column]) for column in times]
             table.add_row(*cells, short(one["plans_per_s"]), str(one["samples"]))
+        mine = [compared.get((name, k)) for k in counts]
+        if any(one and one["ratio_to_kdp"] != 1 for one in mine):  # not KDP itself
+            against.add_row(name, *(said_ratio(one) if one else "" for one in mine))
     console.print(table)
-    known = [one for one in rows if one["ratio_to_kdp"] is not None]
-    others = list(dict.fromkeys(one["subject"] for one in known if one["ratio_to_kdp"] != 1))
-    if others:
-        counts = sorted({one["candidates"] for one in known})
-        head = [Column("planner"), *(Column(f"K = {k}", justify="right", no_wrap=True) for k in counts)]
-        table = Table(*head, title="\nTimes KDP's, same K (95 % over rounds)", box=None, padding=(0, 2, 0, 0))
-        by = {(one["subject"], one["candidates"]): one for one in known}
-        for name in others:
-            table.add_row(name, *(said_ratio(by[name, k]) if (name, k) in by else "" for k in counts))
-        console.print(table)
+    if against.row_count:
+        console.print(against)
     for one in rows:
         if one["note"]:
             console.print(f"{one['subject']}, K = {one['candidates']}: {one['note']}", soft_wrap=True)
-    peak = max((one["peak_mib"] for one in rows if one["peak_mib"] is not None), default=None)
     if rows:
-        where = f"{rows[0]['device']}; {rows[0]['threads']} threads; horizon {rows[0]['horizon']}"
-        console.print(f"{where}; peak memory {short(peak)} MiB.", soft_wrap=True)
+        peak = max(one["peak_mib"] or 0.0 for one in rows)
+        horizons = ", ".join(dict.fromkeys(str(one["horizon"]) for one in rows))
+        where = f"{rows[0]['device']}; horizon {horizons}; peak memory {short(peak)} MiB"
+        console.print(f"{where}; n: decisions timed.", soft_wrap=True, highlight=False)
+
+
+def _table(title: str, heads: list[str]) -> Table:
+    columns = [Column("planner", no_wrap=True), *(Column(head, justify="right", no_wrap=True) for head in heads)]
+    return Table(*columns, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 def said_ratio(one: Row) -> str:
     """How many times KDP's time, and the range."""
     if one["ratio_to_kdp"] is None:
         return ""
-    return f"{short(one['ratio_to_kdp'])} ({short(one['ratio_low'])} to {short(one['ratio_high'])})"
+    low, high = (f"{float(f'{one[name]:.2g}'):g}" for name in ("ratio_low", "ratio_high"))
+    return f"{short(one['ratio_to_kdp'])} ({low}–{high})"
 
 
 def short(number: float | None) -> str:

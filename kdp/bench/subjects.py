@@ -34,9 +34,9 @@ MLP, UNET = NetworkConfig("mlp"), NetworkConfig("unet")
 FRESH: dict[str, tuple[dict[str, Any], bool]] = {
     "kdp": ({"method": "kdp", "network": MLP}, True),
     "diffuser as published": ({"method": "diffuser", "network": UNET}, False),
-    f"diffuser, DDIM {FEW}": ({"method": "diffuser", "network": UNET, "diffusion": DDIM}, True),
-    "diffuser, KDP's net": ({"method": "diffuser", "network": MLP}, True),
-    f"diffuser, KDP's net, DDIM {FEW}": ({"method": "diffuser", "network": MLP, "diffusion": DDIM}, True),
+    f"diffuser U-Net, DDIM {FEW}": ({"method": "diffuser", "network": UNET, "diffusion": DDIM}, True),
+    "diffuser, same net": ({"method": "diffuser", "network": MLP}, True),
+    f"diffuser same net, DDIM {FEW}": ({"method": "diffuser", "network": MLP, "diffusion": DDIM}, True),
     "bc": ({"method": "bc", "network": MLP}, True),
 }
 
@@ -90,28 +90,15 @@ def fresh_subjects(
     """Random weights, no goal and no environment; their run folders are written to `folder`."""
     subjects = []
     about: Row = {"task": "fresh", "observation_dim": observation_dim, "action_dim": action_dim}
-    state, sizes = np.zeros(observation_dim, np.float32), (observation_dim, action_dim)
+    state = np.zeros(observation_dim, np.float32)
     for number, (name, (settings, hastened)) in enumerate(FRESH.items()):
-        used = backend if hastened else PLAIN
-        alone, _ = fresh_planner(folder / f"{number}-alone", settings, horizon, sizes, "none", device, used)
-        planner, config = fresh_planner(folder / str(number), settings, horizon, sizes, scorer, device, used)
+        value = ValueConfig(scorer)  # type: ignore[arg-type]
+        config = RunConfig("fresh", horizon=horizon, stride=1, value=value, **settings)
+        run = write_fresh_run(folder / str(number), config, observation_dim, action_dim)
+        planner = load_with(run, device, backend if hastened else PLAIN)
+        alone = replace(planner, scorer=None)
         subjects.append(Subject(name, planner, state, about=about | told(config, planner), unranked=alone))
     return subjects
-
-
-def fresh_planner(
-    folder: Path,
-    settings: dict[str, Any],
-    horizon: int,
-    sizes: tuple[int, int],
-    scorer: str,
-    device: str,
-    backend: str | None,
-) -> tuple[Planner, RunConfig]:
-    """A planner with random weights, and what it would be trained with. `sizes` are those of observation and action."""
-    value = ValueConfig(scorer)  # type: ignore[arg-type]
-    config = RunConfig("fresh", horizon=horizon, stride=1, value=value, **settings)
-    return load_with(write_fresh_run(folder, config, *sizes), device, backend), config
 
 
 def run_subjects(folder: Path, runs: list[Path], device: str, backend: str | None) -> list[Subject]:
@@ -137,16 +124,15 @@ def run_subjects(folder: Path, runs: list[Path], device: str, backend: str | Non
         if config.method == "diffuser":
             fewer = replace(config, diffusion=few_calls(config.diffusion))
             copy = with_settings(run, folder / str(number), fewer)
-            ways = [(name, run, config, PLAIN)]
-            if backend not in (None, PLAIN):
-                ways.append((f"{name}, {backend}", run, config, backend))
+            ways = [(name, run, config, PLAIN), (f"{name}, hastened", run, config, backend)]
             ways.append((f"{name}, DDIM {fewer.diffusion.sampling_steps}", copy, fewer, backend))
         world = World(domain)
         world.environment.close()
         observation, goal = world.states[0], None if world.goals is None else world.goals[0]
         for called, there, settings, used in ways:
-            planner = load_with(there, device, used)
-            subjects.append(Subject(called, planner, observation, goal, domain, columns | told(settings, planner)))
+            about_it = columns | told(settings, planner := load_with(there, device, used))
+            if called != f"{name}, hastened" or about_it["backend"] != PLAIN:
+                subjects.append(Subject(called, planner, observation, goal, domain, about_it))
     return subjects
 
 
