@@ -33,7 +33,7 @@ from kdp.windows import Episodes, Outcomes, Windows
 CONFIG, INVERSE = "config.json", "inverse.safetensors"
 CPU_BATCH = dict.fromkeys(METHODS, 512)
 GPU_BATCH = dict.fromkeys(METHODS, 2048) | {"kdp": 4096}  # it draws several windows of each condition
-CPU_TABLE, GPU_TABLE = 50_000, 200_000  # windows among which neighbours are found
+CPU_TABLE, GPU_TABLE, SMALL_TABLE = 50_000, 200_000, 2000  # windows among which neighbours are found
 CELLS = 4  # of the grid over places that the data have been to, in the radius of a goal
 
 
@@ -246,6 +246,8 @@ def assemble(
     if config.relabel and domain.goals and domain.push:
         push = domain.push * (episodes.observations[config.stride :] - episodes.observations[: -config.stride]).std(0)
     table = GPU_TABLE if torch.device(device).type == "cuda" else CPU_TABLE
+    if config.steps is not None:
+        table = min(table, max(SMALL_TABLE, config.steps * conditions))  # a short run would not use all of it
     given = (conditions, method.positives, config.seed, table, config.drift.keying, push, outcomes)
     sampler = Sampler(windows, normalizer, domain.key, *given)
     support = None
