@@ -39,5 +39,5 @@ clean:
 	touch $@
 
 .venv/dev.stamp: .venv/pip.stamp pyproject.toml
-	$(BIN)/pip install --quiet --editable '.[dev,peers]'
+	$(BIN)/pip install --quiet --editable '.[dev,peers,onnx,openvino]'
 	touch $@ .venv/demo.stamp

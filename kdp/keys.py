@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -83,3 +83,29 @@ class Clamp:
         for dim in self.goal_dims:  # by slices: a single number would be copied from the CPU
             free[self.goal_token, dim : dim + 1] = False
         return free
+
+
+class Clamped(nn.Module):
+    """The clamp with its constants made once: neither a plan nor a training step makes them again."""
+
+    def __init__(self, clamp: Clamp):
+        super().__init__()
+        source = torch.zeros(clamp.tokens, clamp.width, dtype=torch.long)  # coordinates of the condition; 0 where free
+        source[0, : clamp.state_dim] = torch.arange(clamp.state_dim)
+        for number, dim in enumerate(clamp.goal_dims):
+            source[clamp.goal_token, dim] = clamp.state_dim + number
+        self.free: Tensor
+        self.source: Tensor
+        self.register_buffer("free", clamp.mask(), persistent=False)
+        self.register_buffer("source", source, persistent=False)
+
+    def forward(self, x: Tensor, condition: Condition) -> Tensor:
+        """x (B,...,L,D) -> the same with the clamped coordinates overwritten."""
+        known = self.known(condition)
+        for _ in range(x.dim() - 3):
+            known = known.unsqueeze(1)
+        return torch.where(self.free, x, known)
+
+    def known(self, condition: Condition) -> Tensor:
+        """(B,L,D): what is to be written, and anything where nothing is."""
+        return condition.vector()[:, self.source]

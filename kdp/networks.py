@@ -56,6 +56,8 @@ class Bands(nn.Module):
         self.register_buffer("frequencies", 2.0 ** torch.arange(count), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not len(self.frequencies):
+            return x
         angle = (x[..., None] * self.frequencies).flatten(-2)
         return torch.cat([x, angle.sin(), angle.cos()], -1)
 
@@ -80,13 +82,15 @@ class ResidualMLP(nn.Module):
 
     def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
         h = self.from_noise(noise) + self.from_condition(condition)
+        lead = h.shape[:-1]
+        h = h.reshape(-1, h.shape[-1])  # runtimes are at their best with plain matrices
         for block in self.blocks:
             h = h + block(h)
-        return self.head(h)
+        return self.head(h).reshape(*lead, -1)
 
 
 class _ConvBlock(nn.Module):
-    """x (N,I,T), embedding (N,E) -> (N,O,T): two convolutions, the embedding added between, and a bypass."""
+    """x (N,I,T), embedding (N or 1,E) -> (N,O,T): two convolutions, the embedding added between, and a bypass."""
 
     def __init__(self, inputs: int, outputs: int, embedding: int):
         super().__init__()
@@ -101,7 +105,7 @@ class _ConvBlock(nn.Module):
 
 
 class UNetBackbone(nn.Module):
-    """x (N,L,I), embedding (N,E) -> (N,L,O): Diffuser's temporal U-Net, for any number of tokens L.
+    """x (N,L,I), embedding (N,E), or (1,E) for all -> (N,L,O): Diffuser's temporal U-Net, for any number of tokens L.
 
     Each level has half the tokens of the one above. Inside, a sequence is lengthened to a multiple of
     2**(levels-1) by repeating its last token, as windows do at the end of an episode.
@@ -190,8 +194,9 @@ class TemporalUNet(nn.Module):
         lead = torch.broadcast_shapes(noise.shape[:-1], condition.shape[:-1])
         sequence = self.from_noise(noise).expand(*lead, -1).reshape(-1, *self.shape)
         embedding = self.from_condition(condition)
-        embedding = embedding.expand(*lead, -1).reshape(-1, embedding.shape[-1])
-        return self.unet(sequence, embedding).reshape(*lead, -1)
+        if embedding.shape[:-1].numel() > 1:  # a single one is enough for all
+            embedding = embedding.expand(*lead, -1)
+        return self.unet(sequence, embedding.reshape(-1, embedding.shape[-1])).reshape(*lead, -1)
 
 
 class _StackedLinear(nn.Module):
@@ -212,11 +217,12 @@ class _StackedNorm(nn.Module):
 
     def __init__(self, heads: int, width: int):
         super().__init__()
+        self.width = width
         self.scale = nn.Parameter(torch.ones(heads, 1, width))
         self.shift = nn.Parameter(torch.zeros(heads, 1, width))
 
     def forward(self, h: Tensor) -> Tensor:
-        return functional.layer_norm(h, h.shape[-1:]) * self.scale + self.shift
+        return functional.layer_norm(h, (self.width,)) * self.scale + self.shift
 
 
 class Critic(nn.Module):

@@ -37,12 +37,12 @@ class Normalizer:
 
     def tokens(self, x: Tensor) -> Tensor:
         """x (...,D) in the dataset's units -> standardised."""
-        mean, std = self._token_moments(x.shape[-1])
+        mean, std = self.moments(x.shape[-1])
         return (x - mean) / std
 
     def untokens(self, x: Tensor) -> Tensor:
         """x (...,D) standardised -> in the dataset's units."""
-        mean, std = self._token_moments(x.shape[-1])
+        mean, std = self.moments(x.shape[-1])
         return x * std + mean
 
     def to(self, device: torch.device | str) -> Normalizer:
@@ -51,7 +51,8 @@ class Normalizer:
     def tensors(self) -> dict[str, Tensor]:
         return dict(vars(self))
 
-    def _token_moments(self, width: int) -> tuple[Tensor, Tensor]:
+    def moments(self, width: int) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations (width,) of a token's coordinates."""
         stride = (width - len(self.state_mean)) // len(self.action_mean)
         mean = torch.cat([self.state_mean, self.action_mean.repeat(stride)])
         return mean, torch.cat([self.state_std, self.action_std.repeat(stride)])

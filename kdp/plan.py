@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from kdp.errors import UserError
 from kdp.inverse import InverseModel
 from kdp.keys import Condition
 from kdp.normalize import Normalizer
+from kdp.record import Plan, asked, check_candidates
 from kdp.score import Scorer
 
 Sample = Callable[[Condition, int, torch.Generator], Tensor]
@@ -25,33 +26,6 @@ Executor = Literal["action", "track", "inverse"]
 
 
 SIGHT = (1.0, 0.75, 0.5, 0.25)  # of the steps that an executor looks ahead: the first that is in sight
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One decision, in the dataset's units."""
-
-    candidates: np.ndarray  # (K,L,D), state block first
-    scores: np.ndarray  # (K,); zeros where there is no scorer
-    chosen: int  # the best candidate's number
-    state_dim: int
-    action_dim: int
-    latency_s: float
-
-    @property
-    def best(self) -> np.ndarray:
-        """(L,D) the chosen window."""
-        return self.candidates[self.chosen]
-
-    @property
-    def states(self) -> np.ndarray:
-        """(L,d_s) planned states, one a token."""
-        return self.best[:, : self.state_dim]
-
-    @property
-    def actions(self) -> np.ndarray:
-        """(H,d_a) planned actions, one a step: the stride undone."""
-        return self.best[:, self.state_dim :].reshape(-1, self.action_dim)
 
 
 class Plans(NamedTuple):
@@ -65,6 +39,15 @@ class Plans(NamedTuple):
     def best(self) -> Tensor:
         """(N,L,D)"""
         return self.candidates[torch.arange(len(self.chosen), device=self.chosen.device), self.chosen]
+
+    def on_cpu(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The three as arrays; from a GPU in one piece."""
+        if not self.candidates.is_cuda:
+            return self.candidates.numpy(), self.scores.numpy(), self.chosen.numpy()
+        flat = torch.cat([tensor.flatten().float() for tensor in self]).cpu()
+        windows, scores, chosen = flat.split([tensor.numel() for tensor in self])
+        shape, few = self.candidates.shape, self.scores.shape
+        return windows.view(shape).numpy(), scores.view(few).numpy(), chosen.long().numpy()
 
 
 @dataclass(frozen=True)
@@ -92,6 +75,20 @@ class Tracker:
         return target
 
 
+Whole = Callable[..., tuple[Tensor, Tensor, Tensor]]  # observation, noise[, goal] -> candidates, scores, chosen
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute whole plans (kdp/backends), and the sampler that it stands for."""
+
+    name: str
+    sample: Sample
+    draw: Callable[[int, int, torch.Generator], Tensor]  # (N, K, generator) -> the noise that `sample` would draw
+    build: Callable[[Normalizer, tuple[int, ...], Scorer | None], Whole]
+    largest: float = math.inf  # environments side by side; more of them are left to the sampler
+
+
 @dataclass(frozen=True)
 class Planner:
     """Everything needed to plan: a sampler of windows, the units, and what to do with the candidates."""
@@ -106,6 +103,7 @@ class Planner:
     device: torch.device = torch.device("cpu")
     nfe: int = 1  # network calls one after the other in a plan
     refine: Refine | None = None  # methods that denoise: an earlier plan made new; it and `sample` then take a `guide`
+    computed: Backend | None = None  # how; None: by the sampler as it is
 
     @property
     def state_dim(self) -> int:
@@ -114,6 +112,18 @@ class Planner:
     @property
     def action_dim(self) -> int:
         return len(self.normalizer.action_mean)
+
+    @property
+    def backend(self) -> str:
+        """Its name."""
+        return "eager" if self.whole is None or self.computed is None else self.computed.name
+
+    @cached_property
+    def whole(self) -> Whole | None:
+        """A whole plan as one function, by the backend; None where the sampler is another than the backend's."""
+        if self.computed is None or self.computed.sample is not self.sample:
+            return None
+        return self.computed.build(self.normalizer, self.goal_dims, self.scorer)
 
     @torch.inference_mode()
     def plan_batch(
@@ -129,6 +139,10 @@ class Planner:
 
         With `earlier` windows (N,K,L,D) nothing is drawn anew: they are refined, in `warm` network calls.
         """
+        if earlier is None and self.computed and self.whole and len(observations) <= self.computed.largest:
+            noise = self.computed.draw(len(observations), candidates, generator)
+            return Plans(*self.whole(observations, noise, *(() if goals is None else (goals,))))
+        observations, goals = observations.to(self.device), None if goals is None else goals.to(self.device)
         condition = Condition(self.normalizer.state(observations))
         if goals is not None:
             condition = Condition(condition.state, self.normalizer.goal(goals, self.goal_dims))
@@ -146,12 +160,11 @@ class Planner:
     def plan(self, observation, goal=None, candidates: int = 64, seed: int = 0) -> Plan:
         """observation (d_s,), goal (d_g,) -> the best of `candidates` windows drawn in one call."""
         begin = time.perf_counter()
-        observations = self._row("observation", observation, self.state_dim)
-        goals = self._goal(goal)
-        if candidates < 1:
-            raise UserError(f"candidates must be 1 or more; got {candidates}.")
-        plans = self.plan_batch(observations, goals, candidates, torch.Generator().manual_seed(seed))
-        windows, scores, chosen = (t[0].cpu().numpy() for t in plans)
+        here, there = asked(observation, goal, self.state_dim, len(self.goal_dims))
+        check_candidates(candidates)
+        told = torch.from_numpy(here), None if there is None else torch.from_numpy(there)
+        plans = self.plan_batch(*told, candidates, torch.Generator().manual_seed(seed))
+        windows, scores, chosen = (tensor[0] for tensor in plans.on_cpu())
         return Plan(windows, scores, int(chosen), self.state_dim, self.action_dim, time.perf_counter() - begin)
 
     def guided(self, objective: Scorer | None = None, weight: float = 1.0) -> Planner:
@@ -184,24 +197,9 @@ class Planner:
             return weight * value
 
         chosen: dict[str, Any] = {"guide": guide if weight else None}
-        return replace(self, sample=partial(self.sample, **chosen), refine=partial(self.refine, **chosen))
-
-    def _goal(self, goal) -> Tensor | None:
-        if not self.goal_dims:
-            if goal is not None:
-                raise UserError("this run was trained without goals; leave the goal out.")
-            return None
-        if goal is None:
-            raise UserError(f"this run plans toward a goal of {len(self.goal_dims)} numbers; got none. Give one.")
-        return self._row("goal", goal, len(self.goal_dims))
-
-    def _row(self, name: str, value, size: int) -> Tensor:
-        row = torch.as_tensor(np.asarray(value, np.float32), device=self.device)
-        if row.shape != (size,):
-            raise UserError(f"{name} must be {size} numbers; got shape {tuple(row.shape)}.")
-        if not torch.isfinite(row).all():
-            raise UserError(f"{name} must be finite; got {row.tolist()}.")
-        return row[None]
+        return replace(
+            self, sample=partial(self.sample, **chosen), refine=partial(self.refine, **chosen), computed=None
+        )
 
 
 class Controller:

@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
+from kdp.backends import choose, make
+from kdp.backends.runtimes import RUNTIMES
+from kdp.backends.whole import WholePlan
 from kdp.checkpoint import FORMAT, load_json, load_tensors, save_json, save_tensors
 from kdp.domains import DOMAINS, Domain, find_domain
 from kdp.drift import DriftConfig
 from kdp.errors import UserError, did_you_mean
+from kdp.exported import ABOUT
 from kdp.inverse import STEPS as INVERSE_STEPS
 from kdp.inverse import InverseModel, fit_inverse, relabelled
 from kdp.keys import Clamp
@@ -22,7 +26,7 @@ from kdp.methods import METHODS
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
-from kdp.plan import Planner, Tracker
+from kdp.plan import Backend, Planner, Tracker
 from kdp.provenance import commit, device_name, versions
 from kdp.sampler import Sampler
 from kdp.score import Arrival, Scorer, Support
@@ -303,10 +307,16 @@ def check_value(config: RunConfig, domain: Domain) -> None:
         raise UserError(f"value.targets must be data for {config.method}: only kdp draws its actions in one call.")
 
 
-def load(folder: str | Path, device: str = "cpu") -> Planner:
-    """A planner from a run folder; needs neither the dataset nor the environment."""
+def load(folder: str | Path, device: str = "cpu", backend: str | None = None) -> Planner:
+    """A planner from a run folder; needs neither the dataset nor the environment.
+
+    `backend`: how plans are computed, one of kdp/backends; the best of those that are installed unless given.
+    """
     fast_products(device)
     folder = Path(folder)
+    if (folder / ABOUT).exists() and not (folder / CONFIG).exists():
+        raise UserError(f"{folder} is an exported planner: load it with kdp.exported.load_exported, or load its run.")
+    name = choose(backend, torch.device(device).type)
     about = read_config(folder)
     config = RunConfig.from_json(about["config"])
     goal_dims = tuple(about["goal_dims"])
@@ -329,8 +339,9 @@ def load(folder: str | Path, device: str = "cpu") -> Planner:
     scorer: Scorer | None = None if arrival is None else replace(arrival, support=support)
     if isinstance(learner, Scored):
         scorer = Worth(learner.value, normalizer)
-    return Planner(
-        method.sample,
+    sample = method.sample
+    planner = Planner(
+        sample,
         normalizer,
         config.stride,
         goal_dims,
@@ -340,7 +351,21 @@ def load(folder: str | Path, device: str = "cpu") -> Planner:
         device=torch.device(device),
         nfe=method.nfe,
         refine=getattr(method, "refine", None),
+        computed=_computed(name, method, sample, torch.device(device)),
     )
+    assert planner.whole is None or planner.backend == name  # made now: the first plan is to be as fast as the others
+    return planner
+
+
+def _computed(name: str, method: Any, sample: Any, device: torch.device) -> Backend | None:
+    """The backend, for the planner of a method."""
+    if name == "eager" and device.type == "cuda":  # the sampler has CUDA graphs of its own
+        return None
+
+    def build(normalizer: Normalizer, goal_dims: tuple[int, ...], scorer: Scorer | None) -> Any:
+        return make(name, WholePlan(method, normalizer, goal_dims, scorer).eval().requires_grad_(False).to(device))
+
+    return Backend(name, sample, method.draw, build, 1 if name in RUNTIMES else math.inf)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

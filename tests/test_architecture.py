@@ -32,14 +32,17 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.checkpoint": set(),
     "kdp.train": {"kdp.checkpoint", "kdp.graphs", "kdp.sampler"},
     "kdp.inverse": {"kdp.normalize", "kdp.sampler", "kdp.windows"},
-    "kdp.plan": {"kdp.inverse", "kdp.keys", "kdp.normalize", "kdp.score"},
+    "kdp.record": set(),
+    "kdp.plan": {"kdp.inverse", "kdp.keys", "kdp.normalize", "kdp.record", "kdp.score"},
+    "kdp.backends": {"kdp.graphs", "kdp.keys", "kdp.normalize", "kdp.score", "kdp.value"},
+    "kdp.exported": {"kdp.backends", "kdp.record"},
     "kdp.datasets": {"kdp.windows"},
     "kdp.domains": {"kdp.windows", "kdp.keys", "kdp.networks", "kdp.score", "kdp.plan", "kdp.datasets"},
 }
 IMPORTED_BY = {"kdp.cli": {"kdp.__main__"}, "kdp.bench.cli": {"kdp.cli"}}  # the command: nothing else needs it
 HEAVY = (
     *("gymnasium", "gymnasium_robotics", "mujoco", "minari", "faiss", "h5py", "matplotlib", "tensorboard", "tyro"),
-    *("d3rlpy", "gym"),
+    *("d3rlpy", "gym", "onnx", "onnxruntime", "openvino"),
 )
 
 
@@ -85,6 +88,12 @@ def test_the_command_starts_without_the_studies():
     brought = brought_by("kdp.cli")
     assert {name for name in brought if name.startswith("kdp.bench.")} == {"kdp.bench.cli"}
     assert not brought & (set(HEAVY) - {"tyro"} | {"kdp.judge", "kdp.demo", "kdp.pictures"})
+
+
+def test_an_exported_planner_is_known_without_pytorch():
+    brought = brought_by("kdp.exported")
+    assert not brought & {"torch", "onnxruntime", "openvino", "onnx", *HEAVY}
+    assert "torch" not in brought_by("kdp")
 
 
 def test_peers_are_known_without_the_library_that_trains_them():

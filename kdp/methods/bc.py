@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kdp.keys import Clamp, Condition
+from kdp.keys import Clamp, Clamped, Condition
 from kdp.networks import NetworkConfig, build_generator
 from kdp.sampler import Batch
 
@@ -20,14 +20,23 @@ class BC(nn.Module):
         self.clamp = clamp
         told = clamp.state_dim + len(clamp.goal_dims)
         self.generator = build_generator(network, 1, told, clamp.tokens, clamp.width)
+        self.clamped = Clamped(clamp)
         self.weight: Tensor
         self.register_buffer("weight", weight, persistent=False)
 
     def sample(self, condition: Condition, n: int, generator: torch.Generator) -> Tensor:
         """B conditions -> n times the same clamped window (B,n,L,D), standardised."""
+        return self.decode(self.draw(len(condition), n, generator), condition)
+
+    def draw(self, count: int, n: int, generator: torch.Generator) -> Tensor:
+        """There is no noise: zeros (count,n,1), whose shape alone is looked at."""
+        return torch.zeros(count, n, 1)
+
+    def decode(self, noise: Tensor, condition: Condition) -> Tensor:
+        """noise (B,n,1) -> the clamped window of each condition, n times (B,n,L,D)."""
         constant = condition.state.new_ones(len(condition), 1)  # where KDP has its noise
         x = self.generator(constant, condition.vector()).unflatten(-1, (self.clamp.tokens, self.clamp.width))
-        return self.clamp(x, condition)[:, None].expand(-1, n, -1, -1)
+        return self.clamped(x, condition)[:, None].expand(-1, noise.shape[1], -1, -1)
 
     def loss(self, batch: Batch, generator: torch.Generator, value: object = None) -> tuple[Tensor, dict[str, Tensor]]:
         x = self.sample(batch.condition, 1, generator).squeeze(1)

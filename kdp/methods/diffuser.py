@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from kdp.errors import UserError
 from kdp.graphs import Recorded
-from kdp.keys import Clamp, Condition
+from kdp.keys import Clamp, Clamped, Condition
 from kdp.methods.bc import squared_error
 from kdp.networks import Bands, NetworkConfig, ResidualMLP, UNetBackbone
 from kdp.sampler import Batch
@@ -61,6 +61,7 @@ class Diffuser(nn.Module):
     def __init__(self, clamp: Clamp, weight: Tensor, diffusion: DiffusionConfig, network: NetworkConfig):
         super().__init__()
         self.clamp, self.diffusion = clamp, diffusion
+        self.clamped = Clamped(clamp)
         self.denoiser = Denoiser(clamp, network)
         self.graphs: dict[tuple, Callable[..., Tensor] | None] = {}  # None: seen once
         abar = cosine_schedule(diffusion.steps)
@@ -87,7 +88,7 @@ class Diffuser(nn.Module):
         t = torch.randint(1, self.diffusion.steps + 1, (len(x0), 1), generator=generator, device=generator.device)
         t = t.to(x0.device)
         eps = normal(x0.shape, generator, x0.device)
-        x = self.clamp(self.noised(x0, t, eps), batch.condition)
+        x = self.clamped(self.noised(x0, t, eps), batch.condition)
         prediction = self.denoiser(x, t, batch.condition.vector()[:, None])
         target = x0 if self.diffusion.predict == "x0" else eps
         return squared_error(prediction, target, self.weight, self.clamp.state_dim)
@@ -95,9 +96,17 @@ class Diffuser(nn.Module):
     @torch.no_grad()
     def sample(self, condition: Condition, n: int, generator: torch.Generator, guide: Guide | None = None) -> Tensor:
         """B conditions -> clamped windows (B,n,L,D), standardised; `nfe` network calls."""
-        shape = (len(condition), n, self.clamp.tokens, self.clamp.width)
-        noise = self._noise(shape, self.nfe, generator)
+        noise = self.draw(len(condition), n, generator)
         return self._denoise(noise[0], noise[1:], condition, self.nfe, guide)
+
+    def draw(self, count: int, n: int, generator: torch.Generator) -> Tensor:
+        """The noise of n windows of each of `count` conditions (steps,count,n,L,D), all of a plan in one draw."""
+        return self._noise((count, n, self.clamp.tokens, self.clamp.width), self.nfe, generator)
+
+    def decode(self, noise: Tensor, condition: Condition) -> Tensor:
+        """noise (steps,B,n,L,D) -> clamped windows (B,n,L,D), as it stands: without a CUDA graph of its own."""
+        known, told = self.clamped.known(condition)[:, None], condition.vector()[:, None]
+        return self._descend(self.nfe, noise[0], noise[1:], known, told)
 
     @torch.no_grad()
     def refine(
@@ -126,7 +135,7 @@ class Diffuser(nn.Module):
 
     def _denoise(self, x: Tensor, noise: Tensor, condition: Condition, steps: int, guide: Guide | None) -> Tensor:
         """x (B,n,L,D) -> what the last `steps` steps make of it."""
-        known = self.clamp(torch.zeros_like(x[:, :1]), condition)  # once: a clamp makes a GPU wait for the CPU
+        known = self.clamped.known(condition)[:, None]
         told = condition.vector()[:, None]
         if guide is not None:
             return self._descend(steps, x, noise, known, told, partial(gradient, guide, condition))
@@ -208,7 +217,9 @@ class Denoiser(nn.Module):
         told = torch.cat([self.bands(condition), time_embedding(time).expand(len(condition), -1, -1)], -1)
         if self.embed is None:
             return self.body(x.flatten(-2), told).view_as(x)
-        embedding = self.embed(told).expand(-1, x.shape[1], -1)
+        embedding = self.embed(told)
+        if len(told) > 1:  # a single one is enough for all
+            embedding = embedding.expand(-1, x.shape[1], -1)
         return self.body(x.flatten(0, 1), embedding.flatten(0, 1)).view_as(x)
 
 

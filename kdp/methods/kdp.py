@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kdp.drift import EPS, DriftConfig, ascend, drift_loss, joint_field, keyed_field, rms, window_field
-from kdp.keys import Clamp, Condition
+from kdp.keys import Clamp, Clamped, Condition
 from kdp.networks import NetworkConfig, build_generator
 from kdp.sampler import Batch
 from kdp.value import Value
@@ -22,6 +22,7 @@ class KDP(nn.Module):
         self.clamp, self.drift, self.noise = clamp, drift, network.sizes().noise
         told = clamp.state_dim + len(clamp.goal_dims)
         self.generator = build_generator(network, self.noise, told, clamp.tokens, clamp.width)
+        self.clamped = Clamped(clamp)
         self.weight: Tensor
         self.register_buffer("weight", drift.weight(clamp.mask(), clamp.state_dim), persistent=False)
 
@@ -40,13 +41,16 @@ class KDP(nn.Module):
 
     def sample(self, condition: Condition, n: int, generator: torch.Generator) -> Tensor:
         """B conditions -> clamped windows (B,n,L,D), standardised."""
-        z = torch.randn(len(condition), n, self.noise, generator=generator, device=generator.device)
-        return self.decode(z.to(condition.state.device), condition)
+        return self.decode(self.draw(len(condition), n, generator).to(condition.state.device), condition)
+
+    def draw(self, count: int, n: int, generator: torch.Generator) -> Tensor:
+        """The noise of n windows of each of `count` conditions: z (count,n,Z)."""
+        return torch.randn(count, n, self.noise, generator=generator, device=generator.device)
 
     def decode(self, z: Tensor, condition: Condition) -> Tensor:
         """z (B,n,Z) -> clamped windows (B,n,L,D)."""
         x = self.generator(z, condition.vector()[:, None])
-        return self.clamp(x.unflatten(-1, (self.clamp.tokens, self.clamp.width)), condition)
+        return self.clamped(x.unflatten(-1, (self.clamp.tokens, self.clamp.width)), condition)
 
     def loss(
         self, batch: Batch, generator: torch.Generator, value: Value | None = None

@@ -1,0 +1,54 @@
+"""A whole plan as an ONNX graph, and by onnxruntime."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kdp.backends.runtimes import INPUTS, OUTPUTS, OnnxRuntime, Runtime
+from kdp.backends.whole import WholePlan
+
+OPSET = 17
+
+
+def write_onnx(whole: WholePlan, path: Path) -> None:
+    """The graph of one plan at a time (N = 1); the number of candidates K is left open.
+
+    By PyTorch's tracing exporter: it needs no further package, and names every node after its module.
+    """
+    told = whole.example(candidates=3)
+    names = INPUTS[: len(told)]
+    axis = 2 if told[1].dim() == 5 else 1  # in noise of many steps, the steps come first
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            whole,
+            told,
+            str(path),
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=list(names),
+            output_names=list(OUTPUTS),
+            dynamic_axes={"noise": {axis: "K"}, "candidates": {1: "K"}, "scores": {1: "K"}},
+        )
+
+
+def through(runtime: Runtime) -> Callable[..., tuple[Tensor, ...]]:
+    """A function of arrays as one of tensors; none are copied."""
+
+    def plan(*told: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(array) for array in runtime(*(tensor.contiguous().numpy() for tensor in told)))
+
+    return plan
+
+
+def by_onnxruntime(whole: WholePlan) -> Callable[..., tuple[Tensor, ...]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.onnx"
+        write_onnx(whole, path)
+        return through(OnnxRuntime(path, torch.get_num_threads()))
