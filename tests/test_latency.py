@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from kdp.bench.latency import (
     warm_up,
 )
 from kdp.bench.results import COLUMNS, read
-from kdp.bench.subjects import Subject, fresh_subjects, run_subjects, write_fresh_run
+from kdp.bench.subjects import Subject, fresh_subjects, one_by_one, open_planner, run_subjects, write_fresh_run
 from kdp.bench.tables import latency_page, write_tables
 from kdp.checkpoint import load_json, save_json
 from kdp.domains import DOMAINS
@@ -37,9 +38,9 @@ from kdp.value import ValueConfig
 MORE = {
     *("subject", "plan_ms_p95", "plan_ms_p99", "plan_ms_mean", "end_to_end_ms_p50", "plans_per_s", "peak_mib"),
     *("backend", "threads", "horizon", "samples", "rounds", "ranked", "ratio_to_kdp", "ratio_low", "ratio_high"),
-    *("note", "observation_dim", "action_dim", "config"),
+    *("note", "load", "ratio_of_means", "observation_dim", "action_dim", "config"),
 }
-LITTLE = ("--seconds", 0.05, "--samples", 6)
+LITTLE = ("--seconds", 0.05, "--samples", 6, "--backend", "eager")
 
 
 class FakeClock:
@@ -61,7 +62,7 @@ class FakeClock:
 
         planner = Planner(sample, plain_normalizer(3, 1), 1)
         about = {"method": method, "task": "fresh", "horizon": 8, "backend": backend}
-        return Subject(name, planner, np.zeros(3), about=about)
+        return Subject(name, lambda: planner, np.zeros(3), about=about)
 
 
 def run_all(pairs: list[Pair], seconds: float, samples: int, limit: float = 100.0, seed: int = 0) -> None:
@@ -157,10 +158,11 @@ def test_ratios_hold_where_the_machine_is_disturbed():
     subjects = [clock.subject("kdp", disturbed(0.1)), clock.subject("other", disturbed(1.2), "diffuser")]
     ours, theirs = pairs = pairs_of(subjects, [4], clock)
     run_all(pairs, 1000.0, 40)
-    share, low, high = ratio(theirs, ours)
+    share, low, high, means = ratio(theirs, ours)
     assert share == pytest.approx(12) and 0.9 < low / 12 <= 1.001 and 0.999 <= high / 12 < 3.1
+    assert means == pytest.approx(12, rel=0.1)
     theirs.rounds = {number: [12 * t for t in ours.rounds[number]] for number in list(ours.rounds)[:9]}
-    assert ratio(theirs, ours) == pytest.approx((12, 12, 12))  # over the rounds that both were in
+    assert ratio(theirs, ours) == pytest.approx((12, 12, 12, 12))  # over the rounds that both were in
     theirs.rounds = {10_000: [1.0]}
     assert ratio(theirs, ours) is None
 
@@ -175,8 +177,8 @@ def test_regression_has_one_plan_and_is_compared_at_k_1():
 
 
 def test_untrained_networks_are_kdp_and_diffuser_as_published_and_as_fast_as_it_gets(tmp_path):
-    subjects = {s.name: s for s in fresh_subjects(tmp_path, 8, 5, 2, "return", "cpu", None)}
-    calls = {name: subject.planner.nfe for name, subject in subjects.items()}
+    subjects = {s.name: s for s in fresh_subjects(tmp_path, 8, 5, 2, "return", "cpu", "eager")}
+    calls = {name: subject.load().nfe for name, subject in subjects.items()}
     assert list(calls) == [
         *("kdp", "diffuser as published", "diffuser U-Net, DDIM 5", "diffuser, same net"),
         *("diffuser same net, DDIM 5", "bc"),
@@ -184,7 +186,7 @@ def test_untrained_networks_are_kdp_and_diffuser_as_published_and_as_fast_as_it_
     assert list(calls.values()) == [1, 20, 5, 20, 5, 1]
     kinds = [subject.about["config"]["network"]["kind"] for subject in subjects.values()]
     assert kinds == ["mlp", "unet", "unet", "mlp", "mlp", "mlp"]
-    plan = subjects["kdp"].planner.plan(np.zeros(5), candidates=3)
+    plan = subjects["kdp"].load().plan(np.zeros(5), candidates=3)
     assert plan.candidates.shape == (3, 8, 7) and len(set(plan.scores.tolist())) == 3
     ranked = {
         (p.subject.name, p.candidates): p.planner.scorer is not None for p in pairs_of([*subjects.values()], [1, 2])
@@ -212,8 +214,8 @@ def trained(tmp_path_factory):
 
 def test_runs_are_measured_to_the_next_observation_and_diffuser_with_ddim_too(trained, tmp_path):
     runs = [trained / name for name in ("diffuser", "toy", "bc", "maze")]
-    subjects = run_subjects(tmp_path, runs, "cpu", None)
-    assert [(s.name, s.planner.nfe) for s in subjects] == [
+    subjects = run_subjects(tmp_path, runs, "cpu", "eager")
+    assert [(s.name, s.load().nfe) for s in subjects] == [
         ("diffuser", 7),
         ("diffuser, DDIM 5", 5),
         ("toy", 1),
@@ -236,8 +238,31 @@ def test_runs_are_measured_to_the_next_observation_and_diffuser_with_ddim_too(tr
     assert by["diffuser, DDIM 5", 1]["config"]["diffusion"]["sampler"] == "ddim"
 
 
+def test_a_backend_is_for_all_but_diffuser_as_published(trained, tmp_path):
+    pytest.importorskip("onnxruntime")
+    subjects = run_subjects(tmp_path, [trained / "diffuser", trained / "toy"], "cpu", "onnx")
+    told = [(s.name, s.about["backend"], s.load().backend, s.compiled) for s in subjects]
+    assert told == [
+        ("diffuser", "eager", "eager", False),
+        ("diffuser, onnx", "onnx", "onnx", True),
+        ("diffuser, DDIM 5", "onnx", "onnx", True),
+        ("toy", "onnx", "onnx", True),
+    ]
+    fresh = fresh_subjects(tmp_path / "fresh", 8, 3, 1, "critic", "cpu", "onnx")
+    assert [s.about["backend"] for s in fresh] == ["onnx", "eager", "onnx", "onnx", "onnx", "onnx"]
+    pair = pairs_of(fresh[:1], [1])[0]
+    assert pair.planner.backend == "onnx" and pair.planner.scorer is None and pair.decide() > 0
+
+
+def test_diffuser_as_published_draws_the_same_windows_one_operation_after_the_other(trained):
+    planner = open_planner(trained / "diffuser", "cpu", "eager", plain=True)
+    alone = replace(planner, sample=partial(one_by_one, planner.sample.__self__))
+    state = np.array([0.3, 0.0, 0.0])
+    assert np.allclose(alone.plan(state, candidates=4).candidates, planner.plan(state, candidates=4).candidates)
+
+
 def test_two_runs_of_one_name_are_told_apart(trained, tmp_path):
-    subjects = run_subjects(tmp_path, [trained / "toy", trained / "bc" / ".." / "toy"], "cpu", None)
+    subjects = run_subjects(tmp_path, [trained / "toy", trained / "bc" / ".." / "toy"], "cpu", "eager")
     assert len({subject.name for subject in subjects}) == 2
 
 

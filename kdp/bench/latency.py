@@ -3,11 +3,14 @@ disturbs the machine disturbs all of them alike, so that their ratios hold even 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +22,7 @@ from kdp.bench.results import Row, Rows, append, row
 from kdp.bench.subjects import Subject, World
 from kdp.errors import UserError
 from kdp.pictures import draw_latency
-from kdp.plan import Controller
+from kdp.plan import Controller, Planner
 
 QUICK = 0.02  # seconds: a decision that takes less is taken CALLS times in a round, after one that is not timed
 CALLS = 5
@@ -34,9 +37,16 @@ Clock = Callable[[], float]
 class Pair:
     """A subject with so many candidates, and what was measured of it."""
 
-    def __init__(self, subject: Subject, candidates: int, world: World | None, clock: Clock = time.perf_counter):
+    def __init__(
+        self,
+        subject: Subject,
+        planner: Planner,
+        candidates: int,
+        world: World | None = None,
+        clock: Clock = time.perf_counter,
+    ):
         self.subject, self.candidates, self.world, self.clock = subject, candidates, world, clock
-        self.planner = subject.unranked if candidates == 1 and subject.unranked else subject.planner
+        self.planner = replace(planner, scorer=None) if candidates == 1 and subject.unranked else planner
         self.controller: Controller | None = None
         if subject.domain is not None:
             self.controller = Controller(self.planner, candidates, subject.domain.executor)  # type: ignore[arg-type]
@@ -129,6 +139,7 @@ def latency(
     """Measures, prints, and writes what was asked for. After Ctrl-C, what there is until then: False."""
     if out is not None:
         check_writable(out)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     pairs, finished, aside = pairs_of(subjects, candidates), False, Console(stderr=True)
     try:
         with Progress(console=aside, transient=True) as progress:
@@ -143,7 +154,7 @@ def latency(
         aside.print("interrupted: these are the decisions taken until then")
     for world in {pair.world for pair in pairs if pair.world is not None}:
         world.environment.close()
-    rows, console = latency_rows(pairs, device), Console()
+    rows, console = latency_rows(pairs, device, load), Console()
     show(rows, console)
     if out is not None:
         for one in rows:
@@ -163,11 +174,14 @@ def latency_lines(rows: Rows) -> dict[str, list[tuple[float, float]]]:
 
 
 def pairs_of(subjects: list[Subject], candidates: list[int], clock: Clock = time.perf_counter) -> list[Pair]:
-    """Every subject with every number of candidates, an environment for each subject that has one."""
+    """Every subject with every number of candidates, an environment for each subject that has one. On a GPU each pair
+    has a planner of its own: only so many CUDA graphs are kept in one."""
     pairs = []
     for subject in subjects:
-        world = None if subject.domain is None else World(subject.domain)
-        pairs += [Pair(subject, k, world, clock) for k in subject.counts(candidates)]
+        world, planner = None if subject.domain is None else World(subject.domain), subject.load()
+        for k in subject.counts(candidates):
+            pairs.append(Pair(subject, planner, k, world, clock))
+            planner = subject.load() if planner.device.type == "cuda" else planner
     return pairs
 
 
@@ -205,17 +219,26 @@ def measure(pairs: list[Pair], seconds: float, samples: int, seed: int = 0) -> I
         yield float(np.mean(wanted))
 
 
-def ratio(pair: Pair, reference: Pair, seed: int = 0) -> tuple[float, float, float] | None:
-    """How many times the reference's median the pair's is, over the rounds that both were in, and the range that holds
-    95 % of bootstrap draws of rounds. None without such a round."""
+class Ratio(NamedTuple):
+    """How many times the reference's time, over the rounds that both were in."""
+
+    medians: float
+    low: float  # 95 % of bootstrap draws of rounds
+    high: float
+    means: float
+
+
+def ratio(pair: Pair, reference: Pair, seed: int = 0) -> Ratio | None:
+    """None without a round that both were in. Where other programs hold the cores, a long call always meets them and a
+    short one seldom: then means are to be compared, and medians flatter the quick."""
     both = [number for number in pair.rounds if number in reference.rounds]
     if not both:
         return None
     theirs, ours = (np.array([np.median(one.rounds[number]) for number in both]) for one in (pair, reference))
     draws = np.random.default_rng(seed).integers(len(both), size=(DRAWS, len(both)))
-    ratios = np.median(theirs[draws], 1) / np.median(ours[draws], 1)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return float(np.median(theirs) / np.median(ours)), float(low), float(high)
+    low, high = np.percentile(np.median(theirs[draws], 1) / np.median(ours[draws], 1), [2.5, 97.5])
+    each = [np.mean([np.mean(one.rounds[number]) for number in both]) for one in (pair, reference)]
+    return Ratio(float(np.median(theirs) / np.median(ours)), float(low), float(high), float(each[0] / each[1]))
 
 
 def percentile(times: np.ndarray, share: int) -> float | None:
@@ -223,8 +246,9 @@ def percentile(times: np.ndarray, share: int) -> float | None:
     return 1e3 * float(np.percentile(times, share)) if len(times) >= ENOUGH.get(share, 1) else None
 
 
-def latency_rows(pairs: list[Pair], device: str) -> Rows:
-    """A row for each pair that was measured or left out, with its ratio to the first KDP at the same K."""
+def latency_rows(pairs: list[Pair], device: str, load: float | None = None) -> Rows:
+    """A row for each pair that was measured or left out, with its ratio to the first KDP at the same K. `load`: of the
+    machine before."""
     first = next((pair.subject for pair in pairs if pair.subject.about.get("method") == "kdp"), None)
     against = {pair.candidates: pair for pair in pairs if pair.subject is first and pair.rounds}
     peak, rows = process_mib(), []
@@ -233,7 +257,6 @@ def latency_rows(pairs: list[Pair], device: str) -> Rows:
             continue  # interrupted before its first turn
         times, k, nfe = pair.times, pair.candidates, pair.planner.nfe
         compared = ratio(pair, against[k]) if k in against else None
-        share, low, high = compared or (None, None, None)
         measured = {
             "subject": pair.subject.name,
             "candidates": k,
@@ -249,10 +272,12 @@ def latency_rows(pairs: list[Pair], device: str) -> Rows:
             "end_to_end_ms_p50": percentile(np.array(pair.loops), 50),
             "plans_per_s": 1 / float(times.mean()) if len(times) else None,
             "peak_mib": pair.peak / 2**20 if pair.peak else peak,
-            "ratio_to_kdp": share,
-            "ratio_low": low,
-            "ratio_high": high,
+            "ratio_to_kdp": compared and compared.medians,
+            "ratio_low": compared and compared.low,
+            "ratio_high": compared and compared.high,
+            "ratio_of_means": compared and compared.means,
             "threads": torch.get_num_threads(),
+            "load": load,
             "note": pair.note,
         }
         rows.append(row("latency", device, **pair.subject.about, **measured))
@@ -304,7 +329,8 @@ def show(rows: Rows, console: Console) -> None:
         peak = max(one["peak_mib"] or 0.0 for one in rows)
         horizons = ", ".join(dict.fromkeys(str(one["horizon"]) for one in rows))
         where = f"{rows[0]['device']}; horizon {horizons}; peak memory {short(peak)} MiB"
-        console.print(f"{where}; n: decisions timed.", soft_wrap=True, highlight=False)
+        load = "" if rows[0]["load"] is None else f"; load of the machine before {rows[0]['load']:.1f}"
+        console.print(f"{where}{load}; n: decisions timed.", soft_wrap=True, highlight=False)
 
 
 def _table(title: str, heads: list[str]) -> Table:

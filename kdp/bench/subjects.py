@@ -3,20 +3,24 @@ with every acceleration that KDP has: the same backend, the same network, and DD
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from inspect import signature
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from kdp.backends import choose
 from kdp.bench.results import Row
 from kdp.checkpoint import FORMAT, save_json, save_tensors
 from kdp.domains import DOMAINS, Domain
 from kdp.domains.maze2d import custom_maze
-from kdp.errors import UserError, did_you_mean
-from kdp.methods.diffuser import DiffusionConfig
+from kdp.errors import UserError
+from kdp.keys import Condition
+from kdp.methods.diffuser import Diffuser, DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
 from kdp.plan import Planner
@@ -46,15 +50,15 @@ class Subject:
     """A planner with a name, and what it plans from."""
 
     name: str
-    planner: Planner
+    load: Callable[[], Planner]
     observation: np.ndarray  # (d_s,)
     goal: np.ndarray | None = None
     domain: Domain | None = None
     """Where decisions are carried out; None: nowhere."""
     about: Row = field(default_factory=dict)
     """Columns of its rows."""
-    unranked: Planner | None = None
-    """The same without a scorer, for plans that have no rivals."""
+    unranked: bool = False
+    """A single candidate is not scored."""
 
     @property
     def compiled(self) -> bool:
@@ -88,23 +92,23 @@ def fresh_subjects(
     folder: Path, horizon: int, observation_dim: int, action_dim: int, scorer: str, device: str, backend: str | None
 ) -> list[Subject]:
     """Random weights, no goal and no environment; their run folders are written to `folder`."""
-    subjects = []
+    subjects, fast = [], choose(backend, torch.device(device).type)
     about: Row = {"task": "fresh", "observation_dim": observation_dim, "action_dim": action_dim}
     state = np.zeros(observation_dim, np.float32)
     for number, (name, (settings, hastened)) in enumerate(FRESH.items()):
         value = ValueConfig(scorer)  # type: ignore[arg-type]
         config = RunConfig("fresh", horizon=horizon, stride=1, value=value, **settings)
         run = write_fresh_run(folder / str(number), config, observation_dim, action_dim)
-        planner = load_with(run, device, backend if hastened else PLAIN)
-        alone = replace(planner, scorer=None)
-        subjects.append(Subject(name, planner, state, about=about | told(config, planner), unranked=alone))
+        used = fast if hastened else PLAIN
+        opened = partial(open_planner, run, device, used, plain=not hastened)
+        subjects.append(Subject(name, opened, state, about=about | told(config, used), unranked=True))
     return subjects
 
 
 def run_subjects(folder: Path, runs: list[Path], device: str, backend: str | None) -> list[Subject]:
     """Runs, by the names of their folders. Diffuser's come as they were trained, under the backend where one was asked
     for, and with DDIM; copies of their settings are written to `folder`."""
-    names = [run.resolve().name for run in runs]
+    names, fast = [run.resolve().name for run in runs], choose(backend, torch.device(device).type)
     subjects = []
     for number, run in enumerate(runs):
         about = read_config(run)
@@ -120,40 +124,44 @@ def run_subjects(folder: Path, runs: list[Path], device: str, backend: str | Non
             "action_dim": about["action_dim"],
             "train_commit": about["commit"],
         }
-        ways = [(name, run, config, backend)]
+        ways = [(name, run, config, fast)]
         if config.method == "diffuser":
             fewer = replace(config, diffusion=few_calls(config.diffusion))
             copy = with_settings(run, folder / str(number), fewer)
-            ways = [(name, run, config, PLAIN), (f"{name}, hastened", run, config, backend)]
-            ways.append((f"{name}, DDIM {fewer.diffusion.sampling_steps}", copy, fewer, backend))
+            ways = [(name, run, config, PLAIN), (f"{name}, DDIM {fewer.diffusion.sampling_steps}", copy, fewer, fast)]
+            if fast != PLAIN:
+                ways.insert(1, (f"{name}, {fast}", run, config, fast))
         world = World(domain)
         world.environment.close()
         observation, goal = world.states[0], None if world.goals is None else world.goals[0]
         for called, there, settings, used in ways:
-            about_it = columns | told(settings, planner := load_with(there, device, used))
-            if called != f"{name}, hastened" or about_it["backend"] != PLAIN:
-                subjects.append(Subject(called, planner, observation, goal, domain, about_it))
+            opened = partial(open_planner, there, device, used, plain=called == name and used == PLAIN)
+            subjects.append(Subject(called, opened, observation, goal, domain, columns | told(settings, used)))
     return subjects
 
 
-def load_with(run: Path, device: str, backend: str | None) -> Planner:
-    """A run's planner under a backend; None: the planner's own choice."""
-    if "backend" in signature(load).parameters:
-        chosen: dict[str, Any] = {"backend": backend}
-        return load(run, device, **chosen)
-    if backend not in (None, PLAIN):
-        raise UserError(f"{backend!r} is not a backend. {did_you_mean(backend, [PLAIN])}")
-    return load(run, device)
+def open_planner(run: Path, device: str, backend: str, plain: bool) -> Planner:
+    """A run's planner. `plain`: on a GPU, Diffuser without the CUDA graph that its sampler makes of its steps."""
+    planner = load(run, device, backend)
+    method: Any = getattr(planner.sample, "__self__", None)
+    if not plain or planner.device.type != "cuda" or not isinstance(method, Diffuser):
+        return planner
+    return replace(planner, sample=partial(one_by_one, method))
 
 
-def told(config: RunConfig, planner: Planner) -> Row:
+def one_by_one(method: Diffuser, condition: Condition, n: int, generator: torch.Generator) -> Tensor:
+    """Diffuser's windows, its operations launched one by one."""
+    return method.decode(method.draw(len(condition), n, generator), condition)
+
+
+def told(config: RunConfig, backend: str) -> Row:
     """What a row says of a planner's settings."""
     return {
         "method": config.method,
         "field": config.drift.field if config.method == "kdp" else None,
         "seed": config.seed,
         "horizon": config.horizon,
-        "backend": getattr(planner, "backend", PLAIN),
+        "backend": backend,
         "config": asdict(config),
     }
 
