@@ -36,7 +36,16 @@ from kdp.runs import CONFIG, RunConfig, start_run
 from kdp.value import ValueConfig
 
 MORE = {
-    *("subject", "plan_ms_p95", "plan_ms_p99", "plan_ms_mean", "end_to_end_ms_p50", "plans_per_s", "peak_mib"),
+    *(
+        "subject",
+        "plan_ms_p95",
+        "plan_ms_p99",
+        "plan_ms_mean",
+        "plan_ms_min",
+        "end_to_end_ms_p50",
+        "plans_per_s",
+        "peak_mib",
+    ),
     *("backend", "threads", "horizon", "samples", "rounds", "ranked", "ratio_to_kdp", "ratio_low", "ratio_high"),
     *("note", "load", "ratio_of_means", "observation_dim", "action_dim", "config"),
 }
@@ -104,7 +113,8 @@ def test_percentiles_and_rates_are_of_the_times_that_were_measured():
     pair.rounds = {0: [0.001 * n for n in range(1, 101)], 1: [0.101]}
     row = latency_rows([pair], "cpu")[0]
     assert [row[f"plan_ms_p{p}"] for p in (50, 95, 99)] == pytest.approx([51.0, 96.0, 100.0])
-    assert row["plan_ms_mean"] == pytest.approx(51.0) and row["plans_per_s"] == pytest.approx(1000 / 51)
+    assert row["plan_ms_mean"] == pytest.approx(51.0) and row["plan_ms_min"] == pytest.approx(1.0)
+    assert row["plans_per_s"] == pytest.approx(1000 / 51)
     assert (row["samples"], row["rounds"], row["nfe"], row["bef"], row["candidates"]) == (101, 2, 1, 3, 3)
     assert row["peak_mib"] > 1 and row["end_to_end_ms_p50"] is None and row["ratio_to_kdp"] == 1
     assert percentile(np.ones(19), 95) is None and percentile(np.ones(99), 99) is None

@@ -151,7 +151,8 @@ def latency(
                 progress.update(task, description="latency", completed=done)
         finished = True
     except KeyboardInterrupt:
-        aside.print("interrupted: these are the decisions taken until then")
+        some = any(pair.rounds for pair in pairs)
+        aside.print("interrupted: these are the decisions until then" if some else "interrupted before any was timed")
     for world in {pair.world for pair in pairs if pair.world is not None}:
         world.environment.close()
     rows, console = latency_rows(pairs, device, load), Console()
@@ -268,6 +269,7 @@ def latency_rows(pairs: list[Pair], device: str, load: float | None = None) -> R
             "plan_ms_p50": percentile(times, 50),
             "plan_ms_p95": percentile(times, 95),
             "plan_ms_p99": percentile(times, 99),
+            "plan_ms_min": percentile(times, 0),
             "plan_ms_mean": 1e3 * float(times.mean()) if len(times) else None,
             "end_to_end_ms_p50": percentile(np.array(pair.loops), 50),
             "plans_per_s": 1 / float(times.mean()) if len(times) else None,
@@ -305,6 +307,8 @@ def process_mib() -> float | None:
 
 def show(rows: Rows, console: Console) -> None:
     """Two tables: the times, and how many times KDP's they are."""
+    if not rows:
+        return
     heads = {"plan_ms_p50": "p50 ms", "plan_ms_p95": "p95", "plan_ms_p99": "p99", "end_to_end_ms_p50": "+ env"}
     times = [name for name in TIMES if any(one[name] is not None for one in rows)]
     table = _table("Time of a decision", ["K", "NFE", "BEF", *(heads[name] for name in times), "plans/s", "n"])
@@ -325,12 +329,11 @@ def show(rows: Rows, console: Console) -> None:
     for one in rows:
         if one["note"]:
             console.print(f"{one['subject']}, K = {one['candidates']}: {one['note']}", soft_wrap=True)
-    if rows:
-        peak = max(one["peak_mib"] or 0.0 for one in rows)
-        horizons = ", ".join(dict.fromkeys(str(one["horizon"]) for one in rows))
-        where = f"{rows[0]['device']}; horizon {horizons}; peak memory {short(peak)} MiB"
-        load = "" if rows[0]["load"] is None else f"; load of the machine before {rows[0]['load']:.1f}"
-        console.print(f"{where}{load}; n: decisions timed.", soft_wrap=True, highlight=False)
+    peak = max(one["peak_mib"] or 0.0 for one in rows)
+    horizons = ", ".join(dict.fromkeys(str(one["horizon"]) for one in rows))
+    where = f"{rows[0]['device']}; horizon {horizons}; peak memory {short(peak)} MiB"
+    load = "" if rows[0]["load"] is None else f"; load of the machine before {rows[0]['load']:.1f}"
+    console.print(f"{where}{load}; n: decisions timed.", soft_wrap=True, highlight=False)
 
 
 def _table(title: str, heads: list[str]) -> Table:
