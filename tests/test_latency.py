@@ -47,7 +47,7 @@ MORE = {
         "peak_mib",
     ),
     *("backend", "threads", "horizon", "samples", "rounds", "ranked", "ratio_to_kdp", "ratio_low", "ratio_high"),
-    *("note", "load", "ratio_of_means", "observation_dim", "action_dim", "config"),
+    *("note", "load", "kdp_backend", "ratio_of_means", "observation_dim", "action_dim", "config"),
 }
 LITTLE = ("--seconds", 0.05, "--samples", 6, "--backend", "eager")
 
@@ -356,10 +356,13 @@ def measured(clock: FakeClock, factor: float = 1.0) -> list[dict]:
 
 
 def test_the_page_has_the_newest_rows_of_each_condition():
-    rows = [row | {"commit": "old"} for row in measured(FakeClock(), 5.0)] + measured(FakeClock())
+    rows = [row | {"commit": "old"} for row in measured(FakeClock(), 5.0)]
+    rows += [rows[0] | {"subject": "dropped"}, *measured(FakeClock())]
     rows += [row | {"device": "a GPU", "commit": "old"} for row in rows[:4]]
+    rows += [row | {"kdp_backend": "onnx", "commit": "old"} for row in rows[:4]]
     page = latency_page(rows)
-    assert page.count("\n## ") == 2 and "a GPU" in page and max(map(len, page.splitlines())) <= 120
+    assert page.count("\n## ") == 3 and "a GPU, KDP by eager" in page and "KDP by onnx" in page
+    assert max(map(len, page.splitlines())) <= 120 and "dropped" not in page
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:5] == "| slo"]
     assert cells[0][1:5] == ["1", "1", "1", "50.0"] and cells[0][-1].startswith("50.0")
     assert cells[1][1] == "64" and cells[1][4] == "3200"

@@ -278,6 +278,7 @@ def latency_rows(pairs: list[Pair], device: str, load: float | None = None) -> R
             "ratio_low": compared and compared.low,
             "ratio_high": compared and compared.high,
             "ratio_of_means": compared and compared.means,
+            "kdp_backend": first and first.about.get("backend"),
             "threads": torch.get_num_threads(),
             "load": load,
             "note": pair.note,

@@ -299,11 +299,14 @@ def latency_page(rows: Rows) -> str:
 
 
 def latencies(rows: Rows) -> dict[str, Rows]:
-    """The newest row of each planner and K, by task, horizon and machine."""
+    """By task, horizon, machine and KDP's backend, what the newest command measured: one table, one process."""
     found: dict[str, Rows] = {}
-    for group in latest(rows, ("task", "horizon", "device", "threads", "subject", "backend", "candidates")):
-        row = group[-1]
-        found.setdefault(f"{row['task']}, horizon {row['horizon']}, {row['device']}", []).append(row)
+    for row in rows:
+        kdp = f", KDP by {row['kdp_backend']}" if row["kdp_backend"] else ""
+        found.setdefault(f"{row['task']}, horizon {row['horizon']}, {row['device']}{kdp}", []).append(row)
+    for title, mine in found.items():
+        last = [row for row in mine if (row["commit"], row["command"]) == (mine[-1]["commit"], mine[-1]["command"])]
+        found[title] = list({(row["subject"], row["candidates"]): row for row in last}.values())
     return found
 
 
