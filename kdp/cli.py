@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
+from kdp.backends import Format
 from kdp.bench.cli import Device, bench, check_device, latency_command, table_command
 from kdp.datasets.minari_sets import data_folder, dataset_id
 from kdp.domains import DOMAINS, find_domain
@@ -335,6 +336,32 @@ def plan_command(
     state = _numbers("observation", observation)
     target = None if goal is None else _numbers("goal", goal)
     show_plan(run, state, target, candidates, seed, out, Console())
+
+
+@app.command(name="export")
+def export_command(
+    run: tyro.conf.Positional[Path],
+    out: Path,
+    format: Format = "onnx",  # noqa: A002
+    candidates: int = 64,
+    int8: bool = False,
+) -> None:
+    """Write a folder that plans without PyTorch: numpy and onnxruntime, or OpenVINO, are enough.
+
+    Examples: kdp export runs/maze2d-umaze --out robot
+    / kdp export runs/hopper --format openvino --candidates 16 --out robot
+
+    Args:
+        run: A run folder.
+        out: The folder to write; an exported planner that is there is replaced.
+        format: onnx for onnxruntime, openvino for OpenVINO.
+        candidates: Plans drawn per decision unless the robot asks for another number.
+        int8: The generator's products in eight bits, calibrated on the run's dataset (onnx). It is not the same plan:
+            docs/deploy.md says how far off, and how much faster.
+    """
+    from kdp.export import export
+
+    export(run, format, out, candidates, int8, Console())
 
 
 app.command(name="latency")(latency_command)

@@ -316,7 +316,6 @@ def load(folder: str | Path, device: str = "cpu", backend: str | None = None) ->
     folder = Path(folder)
     if (folder / ABOUT).exists() and not (folder / CONFIG).exists():
         raise UserError(f"{folder} is an exported planner: load it with kdp.exported.load_exported, or load its run.")
-    name = choose(backend, torch.device(device).type)
     about = read_config(folder)
     config = RunConfig.from_json(about["config"])
     goal_dims = tuple(about["goal_dims"])
@@ -334,6 +333,7 @@ def load(folder: str | Path, device: str = "cpu", backend: str | None = None) ->
         raise UserError(f"{folder / MODEL} does not fit the run's {CONFIG} ({error}).") from error
     learner = learner.eval().requires_grad_(False).to(device)
     method: Any = learner.method if isinstance(learner, Scored) else learner
+    name = choose(backend, torch.device(device).type, method.nfe)
     assert config.stride
     arrival = _record(Arrival, about["scorer"])
     scorer: Scorer | None = None if arrival is None else replace(arrival, support=support)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import Any, Literal
 
 from kdp.errors import UserError, did_you_mean
+
+Format = Literal["onnx", "openvino"]  # of exported planners
 
 # what each needs beyond PyTorch, and the extra of this package that brings it
 NEEDS: dict[str, tuple[str, str] | None] = {
@@ -15,13 +17,17 @@ NEEDS: dict[str, tuple[str, str] | None] = {
     "onnx": ("onnxruntime", "onnx"),
     "openvino": ("openvino", "openvino"),
 }
-BEST = {"cpu": ("eager",), "cuda": ("eager",)}  # device -> the fastest first, as measured: docs/deploy.md
+BEST = ("onnx", "openvino", "eager")  # the fastest first, for plans in one call on a CPU: docs/deploy.md
 
 
-def choose(name: str | None, device: str) -> str:
-    """The backend that was asked for, if it can be had, or the best of those that are installed."""
+def choose(name: str | None, device: str, calls: int = 1) -> str:
+    """The backend that was asked for, if it can be had, or the best of those that are installed.
+
+    A plan of many network calls is a graph that takes longer to make than most programs plan, and the cuda backend
+    has yet to be measured: both are to be asked for.
+    """
     if name is None:
-        return next(one for one in BEST[device] if _installed(one))
+        return next(one for one in BEST if _installed(one)) if device == "cpu" and calls == 1 else "eager"
     if name not in NEEDS:
         raise UserError(f"{name!r} is not a backend. {did_you_mean(name, NEEDS)}")
     if name == "cuda" and device != "cuda":

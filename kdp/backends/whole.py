@@ -113,28 +113,24 @@ class _Worth(nn.Module):
 
 
 class _Arrival(nn.Module):
-    """score.Arrival, with the grid of known places laid out for one look-up a place."""
-
-    dims: Tensor
+    """score.Arrival, coordinate by coordinate: a last axis of two numbers is slow to compute with."""
 
     def __init__(self, arrival: Arrival):
         super().__init__()
         self.arrival = arrival
-        first, last = arrival.dims[0], arrival.dims[-1]
-        self.run = slice(first, last + 1) if arrival.dims == tuple(range(first, last + 1)) else None
-        self.register_buffer("dims", torch.tensor(arrival.dims), persistent=False)
         self.support = None if arrival.support is None else _Support(arrival.support)
 
     def forward(self, windows: Tensor, x: Tensor, goal: Tensor | None) -> Tensor:
         assert goal is not None, "the arrival scorer needs a goal"
-        places = windows[..., self.run] if self.run else windows.index_select(-1, self.dims)
-        away = (places - goal[:, None, None]).norm(dim=-1) / self.arrival.radius
+        places = [windows[..., dim] for dim in self.arrival.dims]
+        square = sum((place - goal[:, at, None, None]).square() for at, place in enumerate(places))
+        away = torch.sqrt(square) / self.arrival.radius  # type: ignore[arg-type]
         score = -self.arrival.stride * away.clamp_max(1).sum(-1)
         return score if self.support is None else score - STRAY * self.support(places)
 
 
 class _Support(nn.Module):
-    """places (B,K,L,d) -> (B,K) how many of those on the way are not known.
+    """places, d times (B,K,L) -> (B,K) how many of those on the way are not known: one look-up a place.
 
     The grid has a border of unknown cells, so that a place outside is looked up like any other.
     """
@@ -144,24 +140,17 @@ class _Support(nn.Module):
         shape = support.seen.shape
         seen = support.seen.new_zeros([n + 2 for n in shape])
         seen[tuple(slice(1, n + 1) for n in shape)] = support.seen
-        device = seen.device
-        self.low: Tensor
-        self.size: Tensor
+        self.low, self.size, self.top, self.step = support.low.tolist(), float(support.size), shape, seen.stride()
         self.unknown: Tensor
-        self.top: Tensor
-        self.step: Tensor
         self.share: Tensor
-        for name, tensor in {
-            "low": support.low,
-            "size": support.size,
-            "unknown": (~seen).flatten().float(),
-            "top": torch.tensor(shape, device=device),
-            "step": torch.tensor(seen.stride(), device=device),
-            "share": (torch.arange(BETWEEN) / BETWEEN)[:, None].to(device),
-        }.items():
-            self.register_buffer(name, tensor.clone(), persistent=False)
+        self.register_buffer("unknown", (~seen).flatten().float(), persistent=False)
+        share = (torch.arange(BETWEEN) / BETWEEN).view(-1, 1, 1, 1)
+        self.register_buffer("share", share.to(seen.device), persistent=False)
 
-    def forward(self, places: Tensor) -> Tensor:
-        line = torch.lerp(places[..., :-1, None, :], places[..., 1:, None, :], self.share)  # (B,K,L-1,BETWEEN,d)
-        cell = ((line - self.low) / self.size).floor().long().clamp_min(-1).minimum(self.top) + 1
-        return self.unknown[(cell * self.step).sum(-1)].sum((-1, -2))
+    def forward(self, places: list[Tensor]) -> Tensor:
+        index = 0
+        for place, low, top, step in zip(places, self.low, self.top, self.step, strict=True):
+            line = torch.lerp(place[..., :-1], place[..., 1:], self.share)  # (BETWEEN,B,K,L-1)
+            cell = ((line - low) / self.size).floor().long().clamp(-1, top)
+            index = index + step * (cell + 1)
+        return self.unknown[index].sum((0, -1))
