@@ -29,6 +29,7 @@ CALLS = 5
 FEWEST = 3  # rounds that every planner takes part in, whatever they cost
 ENOUGH = {95: 20, 99: 100}  # samples that a percentile takes
 DRAWS = 1000  # of the bootstrap
+RATIO = 17  # columns that one takes on a terminal
 TIMES = ("plan_ms_p50", "plan_ms_p95", "plan_ms_p99", "end_to_end_ms_p50")
 
 Clock = Callable[[], float]
@@ -313,20 +314,23 @@ def show(rows: Rows, console: Console) -> None:
     heads = {"plan_ms_p50": "p50 ms", "plan_ms_p95": "p95", "plan_ms_p99": "p99", "end_to_end_ms_p50": "+ env"}
     times = [name for name in TIMES if any(one[name] is not None for one in rows)]
     table = _table("Time of a decision", ["K", "NFE", "BEF", *(heads[name] for name in times), "plans/s", "n"])
-    compared = {(one["subject"], one["candidates"]): one for one in rows if one["ratio_to_kdp"] is not None}
-    counts = sorted({k for _, k in compared})
-    against = _table("\nTimes KDP's, same K (95 % of bootstrap draws)", [f"K = {k}" for k in counts])
-    for name in dict.fromkeys(one["subject"] for one in rows):
+    names = list(dict.fromkeys(one["subject"] for one in rows))
+    for name in names:
         for at, one in enumerate(one for one in rows if one["subject"] == name):
             cells = ["" if at else name, str(one["candidates"]), str(one["nfe"]), str(one["bef"])]
             cells += [short(one[column]) for column in times]
             table.add_row(*cells, short(one["plans_per_s"]), str(one["samples"]))
-        mine = [compared.get((name, k)) for k in counts]
-        if any(one and one["ratio_to_kdp"] != 1 for one in mine):  # not KDP itself
-            against.add_row(name, *(said_ratio(one) if one else "" for one in mine))
     console.print(table)
-    if against.row_count:
-        console.print(against)
+    compared = {(one["subject"], one["candidates"]): one for one in rows if said_ratio(one)}
+    counts = sorted({k for _, k in compared})
+    fit = max(1, (console.width - max(map(len, names))) // RATIO)
+    for some in (counts[at : at + fit] for at in range(0, len(counts), fit)):
+        table = _table("\nTimes KDP's, same K (95 % of bootstrap draws)", [f"K = {k}" for k in some])
+        for name in names:
+            cells = [said_ratio(compared[name, k]) if (name, k) in compared else "" for k in some]
+            if any(cells):
+                table.add_row(name, *cells)
+        console.print(table)
     for one in rows:
         if one["note"]:
             console.print(f"{one['subject']}, K = {one['candidates']}: {one['note']}", soft_wrap=True)
@@ -343,8 +347,8 @@ def _table(title: str, heads: list[str]) -> Table:
 
 
 def said_ratio(one: Row) -> str:
-    """How many times KDP's time, and the range."""
-    if one["ratio_to_kdp"] is None:
+    """How many times KDP's time, and the range; nothing of KDP itself."""
+    if one["ratio_to_kdp"] in (None, 1):
         return ""
     low, high = (f"{float(f'{one[name]:.2g}'):g}" for name in ("ratio_low", "ratio_high"))
     return f"{short(one['ratio_to_kdp'])} ({low}–{high})"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kdp.bench.latency import TIMES, latency_lines, said_ratio, short
+from kdp.bench.latency import latency_lines, said_ratio, short
 from kdp.bench.results import Row, Rows, latest, read
 from kdp.errors import UserError
 from kdp.files import replacing
@@ -279,15 +279,14 @@ def latency_page(rows: Rows) -> str:
     """A table for each machine and kind of run: planners by their candidates, and how many times KDP's time it is."""
     lines = ["# Latency", "", "Written by `kdp table` from `results/latency.jsonl`.", ""]
     lines += ["![Latency](latency.png)", ""]
-    head = ["planner", "K", "calls", "windows", "ms", "p95", "p99", "+ env", "plans/s", "MiB", "backend", "n", "× kdp"]
     found = latencies(rows)
     for title, mine in found.items():
-        body = []
-        for row in mine:
-            cells = [row["subject"], str(row["candidates"]), str(row["nfe"]), str(row["bef"])]
-            cells += [short(row[name]) for name in (*TIMES, "plans_per_s", "peak_mib")]
-            body.append([*cells, row["backend"], str(row["samples"]), said_ratio(row)])
-        lines += [f"## {title}", "", *markdown(head, body), ""]
+        body = [_latency_cells(row) for row in mine]
+        head = [name for name in body[0] if any(cells[name] for cells in body)]
+        lines += [f"## {title}", "", *markdown(head, [[cells[name] for name in head] for cells in body]), ""]
+        loads = {f"{row['load']:.1f}" for row in mine if row["load"] is not None}
+        about = f"Most memory held: {short(max(row['peak_mib'] or 0.0 for row in mine))} MiB."
+        lines += [*prose(about + (f" Load of the machine before: {_few(loads)}." if loads else "")), ""]
     note = (
         "Planners of one table took turns in one process, in a new order every round. ms, p95, p99: time of a decision "
         "for one robot, all K candidates and the scorer included (untrained networks do not rank a single one). "
@@ -296,6 +295,13 @@ def latency_page(rows: Rows) -> str:
         "95 % of bootstrap draws. Every name: [metrics](../metrics.md)."
     )
     return "\n".join([*lines, *prose(note), "", *origin(list(found.values())), ""])
+
+
+def _latency_cells(row: Row) -> dict[str, str]:
+    cells = {"planner": row["subject"], "K": str(row["candidates"]), "calls": str(row["nfe"])}
+    cells |= {"windows": str(row["bef"]), "ms": short(row["plan_ms_p50"]), "p95": short(row["plan_ms_p95"])}
+    cells |= {"p99": short(row["plan_ms_p99"]), "+ env": short(row["end_to_end_ms_p50"])}
+    return cells | {"plans/s": short(row["plans_per_s"]), "n": str(row["samples"]), "× kdp": said_ratio(row)}
 
 
 def latencies(rows: Rows) -> dict[str, Rows]:
