@@ -161,9 +161,9 @@ def start_run(
             f"{folder} already holds a run; go on with `kdp train --resume {folder}` or choose another --run folder."
         )
     config = config.for_domain(domain, device)
+    check_value(config, domain)
     episodes = domain.episodes()
     parts = assemble(config, domain, episodes, device)
-    check_value(config, domain)
     scorer = None if domain.scorer is None else asdict(replace(domain.scorer, stride=config.stride or 1))
     about = {
         "format": FORMAT,
