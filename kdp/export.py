@@ -32,9 +32,12 @@ from kdp.score import Arrival
 from kdp.windows import Windows
 
 TOLERANCE = 1e-4  # of an f32 export, in standard deviations of the data
+Told = tuple[torch.Tensor, ...]  # what one plan begins from
+
 COMPARED = 16  # plans that every export is compared by
 CONDITIONS = 128  # that int8 is calibrated on
 CALIBRATED = 8  # candidates of each, for int8
+EXACT = ("/score", "from_condition", "from_noise", "embed")  # parts of a graph that int8 leaves alone: they cost little
 
 
 def export(
@@ -55,14 +58,15 @@ def export(
         graph = Path(scratch) / GRAPHS["onnx"]
         write_onnx(whole, graph)
         if int8:
-            graph = quantized(graph, conditions(config, whole))
+            graph = quantized(graph, conditions(config, whole, CALIBRATED, 0))
         if format == "onnx":
             shutil.copy(graph, folder / GRAPHS["onnx"])
         else:
             import openvino
 
             openvino.save_model(openvino.Core().read_model(graph), folder / GRAPHS["openvino"], compress_to_fp16=False)
-        error = compared(whole, folder / GRAPHS[format], format, candidates)
+        fresh = conditions(config, whole, candidates, 1) if int8 else None
+        error = compared(whole, folder / GRAPHS[format], format, candidates, fresh)
         if not int8 and not error["largest"] < TOLERANCE:
             raise UserError(
                 f"the exported plan must be the run's own to {TOLERANCE}; it is off by {error['largest']:.2g} standard "
@@ -81,13 +85,14 @@ def export(
 
 
 @torch.inference_mode()
-def compared(whole: WholePlan, graph: Path, format: Format, candidates: int) -> dict[str, float]:
+def compared(
+    whole: WholePlan, graph: Path, format: Format, candidates: int, rows: list[Told] | None = None
+) -> dict[str, float]:
     """How far the graph's candidates are from the module's for the same noise, in standard deviations of the data, and
-    how often both choose the same."""
+    how often both choose the same: for these conditions, or for any about as far from the mean as the data are."""
     run = RUNTIMES[format](graph, torch.get_num_threads())
     apart, same = [], []
-    for seed in range(COMPARED):
-        told = whole.example(candidates, seed)
+    for told in rows or [whole.example(candidates, seed) for seed in range(COMPARED)]:
         windows, _, chosen = whole(*told)
         other, _, also = run(*(tensor.numpy() for tensor in told))
         apart.append((windows - torch.from_numpy(other)) / whole.token_std)
@@ -97,28 +102,22 @@ def compared(whole: WholePlan, graph: Path, format: Format, candidates: int) -> 
     return {name: float(number) for name, number in numbers.items()}
 
 
-def conditions(config: RunConfig, whole: WholePlan) -> list[dict[str, np.ndarray]]:
-    """What plans of the run's dataset begin with, and where they are to end, each with noise of its own."""
+def conditions(config: RunConfig, whole: WholePlan, candidates: int, draw: int) -> list[Told]:
+    """Where plans of the run's dataset begin, and where they are to end, each with noise of its own."""
     assert config.horizon and config.stride
     domain = find_domain(config.dataset)
     windows = Windows(domain.episodes(), config.horizon, config.stride, domain.goals)
-    first, arrival = windows.sample(CONDITIONS, generator(config.seed, 0, 4))
-    told = [windows.episodes.observations[first]]
-    told.append(whole.method.draw(len(first), CALIBRATED, generator(config.seed, 0, 5)))
-    goal = windows.goal(first, arrival)
-    if goal is not None:
-        told.append(goal)
-    lead = told[1].dim() == 5  # noise of many steps: the steps come first
-    return [
-        {
-            name: (tensor[:, row : row + 1] if name == "noise" and lead else tensor[row : row + 1]).contiguous().numpy()
-            for name, tensor in zip(INPUTS, told, strict=False)
-        }
-        for row in range(len(first))
-    ]
+    random = generator(config.seed, draw, 4)
+    first, arrival = windows.sample(CONDITIONS, random)
+    states, goals = windows.episodes.observations[first], windows.goal(first, arrival)
+    rows: list[Told] = []
+    for row in range(CONDITIONS):
+        told = (states[row : row + 1], whole.method.draw(1, candidates, random))
+        rows.append(told if goals is None else (*told, goals[row : row + 1]))
+    return rows
 
 
-def quantized(graph: Path, told: list[dict[str, np.ndarray]]) -> Path:
+def quantized(graph: Path, rows: list[Told]) -> Path:
     """The same graph with the generator's products in eight bits; the scorer stays as it is."""
     if importlib.util.find_spec("onnx") is None or importlib.util.find_spec("onnxruntime") is None:
         raise UserError("int8 needs the packages onnx and onnxruntime. `pip install 'kdp[onnx]'` brings both.")
@@ -127,10 +126,11 @@ def quantized(graph: Path, told: list[dict[str, np.ndarray]]) -> Path:
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
-            self.rows = iter(told)
+            self.rows = iter(rows)
 
         def get_next(self) -> dict[str, np.ndarray] | None:
-            return next(self.rows, None)
+            told = next(self.rows, None)
+            return None if told is None else {n: t.numpy() for n, t in zip(INPUTS, told, strict=False)}
 
     nodes = [node.name for node in onnx.load(str(graph)).graph.node if node.op_type in ("Gemm", "MatMul", "Conv")]
     made = graph.with_name("int8.onnx")
@@ -143,7 +143,7 @@ def quantized(graph: Path, told: list[dict[str, np.ndarray]]) -> Path:
         per_channel=True,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
-        nodes_to_quantize=[name for name in nodes if not name.startswith("/score")],
+        nodes_to_quantize=[name for name in nodes if not any(part in name for part in EXACT)],
     )
     logging.getLogger().removeFilter(_quiet)
     return made

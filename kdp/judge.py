@@ -92,13 +92,14 @@ def show_plan(
     if out is not None and out.suffix not in (".json", ".png"):
         raise UserError(f"--out must end in .json or .png; got {str(out)!r}.")
     about = read_config(run)
-    plan = load(run).plan(observation, goal, candidates, seed)
+    planner = load(run)
+    plan = planner.plan(observation, goal, candidates, seed)
     table = Table("token", "state", "first action", title=f"best of {candidates}, score {plan.scores[plan.chosen]:.2f}")
     for token in _few(len(plan.best)):
         row = plan.best[token]
         table.add_row(str(token), _show(plan.states[token]), _show(row[plan.state_dim :][: plan.action_dim]))
     console.print(table)
-    console.print(f"{len(plan.actions)} actions planned in {1e3 * plan.latency_s:.1f} ms")
+    console.print(f"{len(plan.actions)} actions planned in {1e3 * plan.latency_s:.1f} ms ({planner.backend})")
     if out is None:
         return plan
     if out.suffix == ".png":

@@ -199,7 +199,7 @@ class TemporalUNet(nn.Module):
         return self.unet(sequence, embedding.reshape(-1, embedding.shape[-1])).reshape(*lead, -1)
 
 
-class _StackedLinear(nn.Module):
+class StackedLinear(nn.Module):
     """(heads,N,inputs) -> (heads,N,outputs): one linear layer per head, each initialised as nn.Linear is."""
 
     def __init__(self, heads: int, inputs: int, outputs: int):
@@ -212,7 +212,7 @@ class _StackedLinear(nn.Module):
         return torch.baddbmm(self.bias, h, self.weight)
 
 
-class _StackedNorm(nn.Module):
+class StackedNorm(nn.Module):
     """(heads,N,width) -> (heads,N,width): LayerNorm with a scale and shift per head."""
 
     def __init__(self, heads: int, width: int):
@@ -233,8 +233,8 @@ class Critic(nn.Module):
         self.heads = heads
         modules: list[nn.Module] = []
         for size in [inputs] + [width] * (layers - 1):
-            modules += [_StackedLinear(heads, size, width), _StackedNorm(heads, width), nn.SiLU()]
-        self.stack = nn.Sequential(*modules, _StackedLinear(heads, width, 1))
+            modules += [StackedLinear(heads, size, width), StackedNorm(heads, width), nn.SiLU()]
+        self.stack = nn.Sequential(*modules, StackedLinear(heads, width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.apart(x.expand(self.heads, *x.shape))

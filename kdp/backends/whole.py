@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from kdp.keys import Condition
+from kdp.networks import Critic, StackedLinear, StackedNorm
 from kdp.normalize import Normalizer
 from kdp.score import BETWEEN, STRAY, Arrival, Scorer, Support
 from kdp.value import Value, Worth
@@ -109,7 +111,21 @@ class _Worth(nn.Module):
     def each(self, x: Tensor) -> Tensor:
         """x (N,K,L,D) -> (heads,N,K) what each of the ensemble says."""
         told = x[:, :, 0, : self.told].reshape(-1, self.told) if self.critic else x.reshape(-1, x[0, 0].numel())
+        if torch.onnx.is_in_onnx_export():
+            return torch.stack([_head(self.network, told, at).reshape(len(x), -1) for at in range(self.config.heads)])
         return self.network.stack(told.expand(self.config.heads, -1, -1)).reshape(self.config.heads, len(x), -1)
+
+
+def _head(network: Critic, h: Tensor, at: int) -> Tensor:
+    """One head of a critic, h (N,inputs) -> (N,1), by the plain operations that runtimes have fused ones for."""
+    for module in network.stack:
+        if isinstance(module, StackedLinear):
+            h = functional.linear(h, module.weight[at].t(), module.bias[at, 0])
+        elif isinstance(module, StackedNorm):
+            h = functional.layer_norm(h, (module.width,), module.scale[at, 0], module.shift[at, 0])
+        else:
+            h = module(h)
+    return h
 
 
 class _Arrival(nn.Module):
