@@ -280,7 +280,8 @@ def test_the_command_prints_tables_and_writes_rows_and_a_picture(kdp_command, tm
     words = ("latency", "--fresh", "--horizon", 8, "--observation-dim", 3, "--action-dim", 1, "--candidates", "1,2")
     code, out, err = kdp_command(*words, *LITTLE, "--threads", 1, "--out", "r/latency.jsonl", "--plot", "p.png")
     assert code == 0 and "Traceback" not in err
-    assert max(len(line.rstrip()) for line in out.splitlines()) <= 100 and "diffuser as published" in out and "Times KDP's" in out
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 100
+    assert "diffuser as published" in out and "Times KDP's" in out
     rows = read(tmp_path / "r/latency.jsonl")
     assert len(rows) == 11 and all(set(COLUMNS) | MORE <= row.keys() for row in rows)
     assert {row["task"] for row in rows} == {"fresh"} and {row["threads"] for row in rows} == {1}
