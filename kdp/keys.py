@@ -56,25 +56,13 @@ class ScaledKey:
 
 @dataclass(frozen=True)
 class Clamp:
-    """C and its mask M. The state is written on the first token and the goal's coordinates on one chosen token."""
+    """What C writes, and its mask M: the state on the first token and the goal's coordinates on one chosen token."""
 
     tokens: int
     width: int
     state_dim: int
     goal_dims: tuple[int, ...] = ()
     goal_token: int = -1
-
-    def __call__(self, x: Tensor, condition: Condition) -> Tensor:
-        """x (B,...,L,D) -> the same with the clamped coordinates overwritten."""
-        between = [1] * (x.dim() - 3)
-        known = torch.zeros(len(condition), self.tokens, self.width, dtype=x.dtype, device=x.device)
-        known[:, 0, : self.state_dim] = condition.state
-        if self.goal_dims:
-            assert condition.goal is not None, "a clamp with goal coordinates needs a goal in the condition"
-            for number, dim in enumerate(self.goal_dims):  # a list of them would make a GPU wait for the CPU
-                known[:, self.goal_token, dim] = condition.goal[:, number]
-        known = known.view(len(condition), *between, self.tokens, self.width)
-        return torch.where(self.mask(x.device), x, known)
 
     def mask(self, device: torch.device | str = "cpu") -> Tensor:
         """M (L,D), false where clamped."""
@@ -86,10 +74,11 @@ class Clamp:
 
 
 class Clamped(nn.Module):
-    """The clamp with its constants made once: neither a plan nor a training step makes them again."""
+    """C itself, with its constants made once: neither a plan nor a training step makes them again."""
 
     def __init__(self, clamp: Clamp):
         super().__init__()
+        self.goals = bool(clamp.goal_dims)
         source = torch.zeros(clamp.tokens, clamp.width, dtype=torch.long)  # coordinates of the condition; 0 where free
         source[0, : clamp.state_dim] = torch.arange(clamp.state_dim)
         for number, dim in enumerate(clamp.goal_dims):
@@ -108,4 +97,7 @@ class Clamped(nn.Module):
 
     def known(self, condition: Condition) -> Tensor:
         """(B,L,D): what is to be written, and anything where nothing is."""
+        assert condition.goal is not None or not self.goals, (
+            "a clamp with goal coordinates needs a goal in the condition"
+        )
         return condition.vector()[:, self.source]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kdp.keys import Clamp, Condition, ScaledKey, state_goal_key, state_key
+from kdp.keys import Clamp, Clamped, Condition, ScaledKey, state_goal_key, state_key
 
 TOKENS, WIDTH, STATE, GOAL_DIMS = 5, 6, 4, (2, 0)
 
@@ -31,7 +31,7 @@ def windows(*lead: int) -> torch.Tensor:
 @every_lead
 def test_the_state_is_written_on_the_first_token_and_the_goal_on_its_own(lead):
     x, c = windows(*lead), condition()
-    got = CLAMPS["goal on the second token"](x, c)
+    got = Clamped(CLAMPS["goal on the second token"])(x, c)
     for index in torch.cartesian_prod(*(torch.arange(n) for n in lead)).view(-1, len(lead)).tolist():
         window, row = got[tuple(index)], index[0]
         assert torch.equal(window[0, :STATE], c.state[row])
@@ -40,21 +40,21 @@ def test_the_state_is_written_on_the_first_token_and_the_goal_on_its_own(lead):
 
 def test_the_goal_is_on_the_last_token_unless_said_otherwise():
     c = condition()
-    assert torch.equal(CLAMPS["goal on the last token"](windows(3), c)[:, -1, list(GOAL_DIMS)], c.goal)
+    assert torch.equal(Clamped(CLAMPS["goal on the last token"])(windows(3), c)[:, -1, list(GOAL_DIMS)], c.goal)
 
 
 @every_clamp
 @every_lead
 def test_clamping_twice_is_clamping_once(clamp, lead):
-    once = clamp(windows(*lead), condition())
-    assert torch.equal(clamp(once, condition()), once)
+    once = Clamped(clamp)(windows(*lead), condition())
+    assert torch.equal(Clamped(clamp)(once, condition()), once)
 
 
 @every_clamp
 @every_lead
 def test_the_mask_is_false_exactly_where_the_clamp_writes(clamp, lead):
     x = windows(*lead)
-    same = clamp(x, condition()) == x  # random numbers do not coincide
+    same = Clamped(clamp)(x, condition()) == x  # random numbers do not coincide
     assert torch.equal(same, clamp.mask().expand_as(same))
 
 
@@ -69,20 +69,20 @@ def test_only_the_state_and_the_goal_are_clamped():
 @every_clamp
 def test_a_condition_of_zeros_is_written_too(clamp):
     zeros = Condition(torch.zeros(3, STATE), torch.zeros(3, len(GOAL_DIMS)))
-    assert not clamp(windows(3), zeros)[:, ~clamp.mask()].any()
+    assert not Clamped(clamp)(windows(3), zeros)[:, ~clamp.mask()].any()
 
 
 def test_the_clamp_leaves_its_input_alone():
     x = windows(3)
     before = x.clone()
-    CLAMPS["state"](x, condition())
+    Clamped(CLAMPS["state"])(x, condition())
     assert torch.equal(x, before)
 
 
 @every_clamp
 def test_no_gradient_flows_to_what_is_clamped(clamp):
     x = windows(3).requires_grad_()
-    clamp(x, condition()).sum().backward()
+    Clamped(clamp)(x, condition()).sum().backward()
     assert torch.equal(x.grad != 0, clamp.mask().expand_as(x))
 
 
