@@ -85,7 +85,7 @@ class Backend:
     name: str
     sample: Sample
     draw: Callable[[int, int, torch.Generator], Tensor]  # (N, K, generator) -> the noise that `sample` would draw
-    build: Callable[[Normalizer, tuple[int, ...], Scorer | None], Whole]
+    build: Callable[[Normalizer, tuple[int, ...], Scorer | None], Whole | None]  # None: not with this scorer
     largest: float = math.inf  # environments side by side; more of them are left to the sampler
 
 
@@ -120,7 +120,8 @@ class Planner:
 
     @cached_property
     def whole(self) -> Whole | None:
-        """A whole plan as one function, by the backend; None where the sampler is another than the backend's."""
+        """A whole plan as one function, by the backend; None where the sampler is another than the backend's, or the
+        scorer a function that it does not know."""
         if self.computed is None or self.computed.sample is not self.sample:
             return None
         return self.computed.build(self.normalizer, self.goal_dims, self.scorer)

@@ -193,12 +193,15 @@ def test_a_runtime_leaves_many_environments_to_the_sampler(folder):
     assert torch.equal(one.candidates, other.candidates) and one.candidates.shape[0] == 2
 
 
-def test_another_scorer_keeps_the_backend_and_another_sampler_does_without(folder):
+def test_another_of_our_scorers_keeps_the_backend_and_functions_do_without(folder):
     pytest.importorskip("onnxruntime")
     planner = kdp.load(folder("kdp"), backend="onnx")
     free = replace(planner, scorer=None)
     assert free.backend == "onnx" and not free.plan(*asked(free), candidates=3).scores.any()
-    other = replace(planner, sample=lambda c, n, g: torch.zeros(len(c), n, 4, planner.whole is not None and 20))
+    mine = replace(planner, scorer=lambda windows, goals: windows[..., -1, 0])
+    plan = mine.plan(*asked(mine), candidates=5)
+    assert mine.backend == "eager" and plan.chosen == plan.candidates[:, -1, 0].argmax()
+    other = replace(planner, sample=lambda c, n, g: torch.zeros(len(c), n, 4, 20))
     assert other.backend == "eager" and other.whole is None
     denoiser = kdp.load(folder("ddim"), backend="onnx")
     assert denoiser.guided(lambda windows, goals: windows[..., 1, 0]).backend == "eager"

@@ -53,7 +53,9 @@ class Captured:
         recorded = Recorded(plan, (first,))
         flat = recorded.inputs[0]
         assert flat is not None
-        return _Graph(recorded, flat, torch.empty(first.shape, pin_memory=True), torch.cuda.Event())
+        with torch.inference_mode(False):  # a tensor of inference mode could not be written to outside of it
+            staged = torch.empty(first.shape, pin_memory=True)
+        return _Graph(recorded, flat, staged, torch.cuda.Event())
 
 
 def _fill(graph: _Graph, told: tuple[Tensor, ...]) -> None:

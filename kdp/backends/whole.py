@@ -68,6 +68,11 @@ class WholePlan(nn.Module):
         return tuple(told)
 
 
+def known(scorer: Scorer | None) -> bool:
+    """Whether a scorer is one of ours, of which graphs can be made; any other function is only called."""
+    return scorer is None or isinstance(scorer, Arrival | Worth)
+
+
 def _score(scorer: Scorer | None) -> nn.Module:
     if scorer is None:
         return _NoScore()
