@@ -58,6 +58,13 @@ every_run = pytest.mark.parametrize("name", RUNS)
 every_runtime = pytest.mark.parametrize("runtime", ["onnx", "openvino"])
 
 
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch):
+    """torch.compile switches this off for the whole process; other tests look at it."""
+    distribution = torch.distributions.Distribution
+    monkeypatch.setattr(distribution, "_validate_args", distribution._validate_args)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """folder(name): a run, trained for a moment."""
