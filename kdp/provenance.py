@@ -51,4 +51,5 @@ def device_name(device: torch.device | str = "cpu") -> str:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    count = torch.get_num_threads()
+    return f"CPU, {count} thread{'' if count == 1 else 's'}"

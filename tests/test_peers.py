@@ -13,7 +13,8 @@ import torch
 
 from kdp.bench import peers
 from kdp.bench.evaluate import roll
-from kdp.bench.peers import PEERS, PENALTIES, is_trained, load_peer, train_peer, transitions
+from kdp.bench.peer_settings import PEERS, PENALTIES
+from kdp.bench.peers import is_trained, load_peer, train_peer, transitions
 from kdp.checkpoint import load_tensors
 from kdp.domains import DOMAINS
 from kdp.domains.locomotion import TASKS

@@ -139,7 +139,7 @@ def locomotion_command(
         results: File to append to.
     """
     from kdp.bench.locomotion import TASKS, VARIANTS, bench_locomotion, collect_missing
-    from kdp.bench.peers import PEERS
+    from kdp.bench.peer_settings import PEERS
     from kdp.domains.locomotion import LOCOMOTION
 
     _check_study(seeds, jobs, device)

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from kdp.bench.evaluate import measures, roll, seeds_of
 from kdp.bench.jobs import Judging, Protocol, Training, judge_all, said, side_by_side, train_all
-from kdp.bench.peers import PEERS, is_trained, load_peer, peer_about, train_peer
+from kdp.bench.peer_settings import PEERS
+from kdp.bench.peers import is_trained, load_peer, peer_about, train_peer
 from kdp.bench.results import append, holds, read, row
 from kdp.domains import DOMAINS
 from kdp.domains.locomotion import BODIES
@@ -44,11 +45,15 @@ class Opponent:
     name: str
     task: str
     seed: int
-    steps: int
-    device: str
-    folder: Path
-    episodes: int
     quick: bool
+    steps: int
+    episodes: int
+    device: str
+    runs: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.runs / f"{self.task}-{self.name}-{self.seed}{'-quick' if self.quick else ''}"
 
 
 def collect_missing(tasks: list[str], policies: Path | None) -> None:
@@ -90,15 +95,14 @@ def bench_locomotion(
                     asked = protocol.quick() if quick else protocol
                     judgings.append(Judging("locomotion", training, asked, quick, episodes, labels))
     opponents = [
-        Opponent(name, task, seed, 5 if quick else peer_steps, device, runs / f"{task}-{name}-{seed}", episodes, quick)
-        for name in [name for name in variants if name in PEERS]
+        Opponent(name, task, seed, quick, 5 if quick else peer_steps, 2 if quick else EPISODES, device, runs)
+        for name in variants
+        if name in PEERS
         for task in tasks
         for seed in range(seeds)
-        for episodes in (2 if quick else EPISODES,)
     ]
     train_all(trainings, jobs, console)
-    for _ in side_by_side(train_opponent, opponents, jobs, "peers", console):
-        pass
+    list(side_by_side(train_opponent, opponents, jobs, "peers", console))
     judge_all(judgings, jobs, results, console, timed)
     rows = read(results)
     todo = [opponent for opponent in opponents if not holds(rows, identity(opponent))]
