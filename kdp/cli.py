@@ -25,6 +25,8 @@ from kdp.runs import RunConfig, read_config, resume_run, start_run
 from kdp.train import LoopConfig, Outcome
 from kdp.value import ValueConfig
 
+ABOUT = "Whole plans in one network call, learned from offline data. To see it work: kdp demo"
+
 app = tyro.extras.SubcommandApp()
 data = tyro.extras.SubcommandApp()
 app.command(data, name="data", help="List, look at, make, collect and download datasets.")
@@ -372,7 +374,7 @@ def main() -> None:
     """Entry point: exit code 0 when all went well, 2 for bad input, 130 after Ctrl-C."""
     words = sys.argv[1:]
     try:
-        code = app.cli(prog="kdp", args=words, description=__doc__.splitlines()[0])
+        code = app.cli(prog="kdp", args=words, description=ABOUT)
     except UserError as error:
         sys.exit(_complain(str(error)))
     except KeyboardInterrupt:
