@@ -52,7 +52,8 @@ class Exported:
         given = (told[0], noise) if told[1] is None else (told[0], noise, told[1])
         windows, scores, chosen = self.run(*given)
         passed = time.perf_counter() - begin
-        return Plan(windows[0], scores[0], int(chosen[0]), about["state_dim"], about["action_dim"], passed)
+        windows, at = windows[0], int(chosen[0])
+        return Plan(windows[at], scores[0], at, about["state_dim"], about["action_dim"], passed, lambda: windows)
 
     def draw(self, candidates: int, seed: int) -> np.ndarray:
         """The noise of a plan, by numpy: other numbers than PyTorch's for the same seed."""

@@ -40,14 +40,10 @@ class Plans(NamedTuple):
         """(N,L,D)"""
         return self.candidates[torch.arange(len(self.chosen), device=self.chosen.device), self.chosen]
 
-    def on_cpu(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The three as arrays; from a GPU in one piece."""
-        if not self.candidates.is_cuda:
-            return self.candidates.numpy(), self.scores.numpy(), self.chosen.numpy()
-        flat = torch.cat([tensor.flatten().float() for tensor in self]).cpu()
-        windows, scores, chosen = flat.split([tensor.numel() for tensor in self])
-        shape, few = self.candidates.shape, self.scores.shape
-        return windows.view(shape).numpy(), scores.view(few).numpy(), chosen.long().numpy()
+    @property
+    def brief(self) -> Tensor:
+        """(N,L*D+K+1) the best windows, all the scores and the choice in a row: all that must leave a GPU."""
+        return torch.cat([self.best.flatten(1), self.scores, self.chosen[:, None].to(self.scores)], 1)
 
 
 @dataclass(frozen=True)
@@ -163,10 +159,31 @@ class Planner:
         begin = time.perf_counter()
         here, there = asked(observation, goal, self.state_dim, len(self.goal_dims))
         check_candidates(candidates)
-        told = torch.from_numpy(here), None if there is None else torch.from_numpy(there)
-        plans = self.plan_batch(*told, candidates, torch.Generator().manual_seed(seed))
-        windows, scores, chosen = (tensor[0] for tensor in plans.on_cpu())
-        return Plan(windows, scores, int(chosen), self.state_dim, self.action_dim, time.perf_counter() - begin)
+        told = [torch.from_numpy(row) for row in (here, there) if row is not None]
+        windows, best, scores, chosen = self._decide(told, candidates, torch.Generator().manual_seed(seed))
+        passed = time.perf_counter() - begin
+
+        def fetch() -> np.ndarray:
+            return windows.cpu().numpy()
+
+        return Plan(best, scores, chosen, self.state_dim, self.action_dim, passed, fetch)
+
+    def _decide(
+        self, told: list[Tensor], candidates: int, generator: torch.Generator
+    ) -> tuple[Tensor, np.ndarray, np.ndarray, int]:
+        """One plan: the candidates (K,L,D), left where they are, and in the CPU's memory the best of them, the scores
+        and the choice."""
+        brief = getattr(self.whole, "brief", None)  # a backend that answers in the CPU's memory by itself
+        if brief is not None and self.computed is not None:
+            windows, answer = brief(told[0], self.computed.draw(1, candidates, generator), *told[1:])
+        else:
+            plans = self.plan_batch(told[0], told[1] if len(told) > 1 else None, candidates, generator)
+            if not plans.candidates.is_cuda:
+                at = int(plans.chosen[0])
+                return plans.candidates[0], plans.candidates[0, at].numpy(), plans.scores[0].numpy(), at
+            windows, answer = plans.candidates, plans.brief.cpu()
+        best, scores, chosen = np.split(answer[0].numpy(), [-1 - candidates, -1])
+        return windows[0], best.reshape(windows.shape[-2:]), scores, int(chosen[0])
 
     def guided(self, objective: Scorer | None = None, weight: float = 1.0) -> Planner:
         """The same, with plans drawn from p(x) exp(weight J(x)), to first order, in place of p(x).

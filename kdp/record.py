@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,17 +16,21 @@ from kdp.errors import UserError
 class Plan:
     """One decision, in the dataset's units."""
 
-    candidates: np.ndarray  # (K,L,D), state block first
+    best: np.ndarray  # (L,D) the chosen window, state block first
     scores: np.ndarray  # (K,); zeros where there is no scorer
     chosen: int  # the best candidate's number
     state_dim: int
     action_dim: int
     latency_s: float
+    fetch: Callable[[], np.ndarray]  # all the windows, from where they were computed: a GPU, perhaps
 
-    @property
-    def best(self) -> np.ndarray:
-        """(L,D) the chosen window."""
-        return self.candidates[self.chosen]
+    @cached_property
+    def candidates(self) -> np.ndarray:
+        """(K,L,D), fetched when first asked for: a robot follows one of them."""
+        return self.fetch()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"candidates": self.candidates} | {k: v for k, v in vars(self).items() if k != "fetch"}
 
     @property
     def states(self) -> np.ndarray:

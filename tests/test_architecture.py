@@ -34,7 +34,9 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.inverse": {"kdp.normalize", "kdp.sampler", "kdp.windows"},
     "kdp.record": set(),
     "kdp.plan": {"kdp.inverse", "kdp.keys", "kdp.normalize", "kdp.record", "kdp.score"},
-    "kdp.backends": {"kdp.graphs", "kdp.keys", "kdp.networks", "kdp.normalize", "kdp.score", "kdp.value"},
+    "kdp.backends": {
+        *("kdp.graphs", "kdp.keys", "kdp.networks", "kdp.normalize", "kdp.plan", "kdp.score", "kdp.value")
+    },
     "kdp.exported": {"kdp.backends", "kdp.record"},
     "kdp.datasets": {"kdp.windows"},
     "kdp.domains": {"kdp.windows", "kdp.keys", "kdp.networks", "kdp.score", "kdp.plan", "kdp.datasets"},

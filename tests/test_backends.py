@@ -94,6 +94,7 @@ def assert_same(one, other, planner, atol=CLOSE):
     np.testing.assert_allclose(one.candidates / std, other.candidates / std, atol=atol, rtol=0)
     np.testing.assert_allclose(one.scores, other.scores, atol=10 * atol, rtol=1e-5)
     assert one.chosen == other.chosen
+    np.testing.assert_allclose(one.best / std, other.best / std, atol=atol, rtol=0)
 
 
 # The whole plan
@@ -393,10 +394,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 @needs_gpu
+@pytest.mark.parametrize("backend", ["cuda", "compiled"])
 @every_run
-def test_a_graph_of_a_whole_plan_gives_the_eager_plan(folder, name):
-    eager, fast = (kdp.load(folder(name), "cuda", backend=backend) for backend in ("eager", "cuda"))
-    assert fast.backend == "cuda"
+def test_a_graph_of_a_whole_plan_gives_the_eager_plan(folder, name, backend):
+    eager, fast = (kdp.load(folder(name), "cuda", backend=backend) for backend in ("eager", backend))
+    assert fast.backend == backend
     kept = []
     for candidates in (1, 6, 6, 1):
         for seed in (3, 4):

@@ -187,7 +187,9 @@ def test_regression_has_one_plan_and_is_compared_at_k_1():
 
 
 def test_untrained_networks_are_kdp_and_diffuser_as_published_and_as_fast_as_it_gets(tmp_path):
-    subjects = {s.name: s for s in fresh_subjects(tmp_path, 8, 5, 2, "return", "cpu", "eager")}
+    subjects = {
+        s.name: s for s in fresh_subjects(tmp_path, ["kdp", "diffuser", "bc"], 8, 5, 2, "return", "cpu", "eager")
+    }
     calls = {name: subject.load().nfe for name, subject in subjects.items()}
     assert list(calls) == [
         *("kdp", "diffuser as published", "diffuser U-Net, DDIM 5", "diffuser, same net"),
@@ -258,7 +260,7 @@ def test_a_backend_is_for_all_but_diffuser_as_published(trained, tmp_path):
         ("diffuser, DDIM 5", "onnx", "onnx", True),
         ("toy", "onnx", "onnx", True),
     ]
-    fresh = fresh_subjects(tmp_path / "fresh", 8, 3, 1, "critic", "cpu", "onnx")
+    fresh = fresh_subjects(tmp_path / "fresh", ["kdp", "diffuser"], 8, 3, 1, "critic", "cpu", "onnx")
     assert [s.about["backend"] for s in fresh] == ["onnx", "eager", "onnx", "onnx", "onnx", "onnx"]
     pair = pairs_of(fresh[:1], [1])[0]
     assert pair.planner.backend == "onnx" and pair.planner.scorer is None and pair.decide() > 0

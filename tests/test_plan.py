@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +10,14 @@ import pytest
 import torch
 from helpers import plain_normalizer, skewed_normalizer
 
+from kdp.backends.whole import WholePlan
 from kdp.drift import DriftConfig
 from kdp.errors import UserError
 from kdp.keys import Clamp
 from kdp.methods.diffuser import Guide, gradient
 from kdp.methods.kdp import KDP
 from kdp.networks import NetworkConfig
-from kdp.plan import Controller, Planner, Tracker, moved_on, state_at
+from kdp.plan import Backend, Controller, Planner, Plans, Tracker, moved_on, state_at
 from kdp.score import Arrival
 
 STATE, ACTION, STRIDE, TOKENS, GOAL_DIMS = 4, 2, 3, 5, (0, 1)
@@ -99,6 +101,35 @@ def test_every_candidate_starts_here_and_ends_at_the_goal(kind):
     candidates = planner(kind).plan(OBSERVATION, GOAL, 6).candidates
     np.testing.assert_allclose(candidates[:, 0, :STATE], np.tile(OBSERVATION, (6, 1)), atol=1e-5)
     np.testing.assert_allclose(candidates[:, -1, list(GOAL_DIMS)], np.tile(GOAL, (6, 1)), atol=1e-5)
+
+
+def test_a_plan_is_sent_to_another_process_with_all_its_candidates():
+    plan = planner().plan(OBSERVATION, GOAL, 6)
+    sent = pickle.loads(pickle.dumps(plan))
+    assert np.array_equal(sent.candidates, plan.candidates) and np.array_equal(sent.best, plan.best)
+    assert sent.chosen == plan.chosen and np.array_equal(sent.actions, plan.actions)
+
+
+def test_a_backend_may_answer_briefly_and_keep_the_candidates():
+    class Short:
+        def __init__(self, whole):
+            self.whole = whole
+
+        @torch.no_grad()
+        def brief(self, *told):
+            plans = Plans(*self.whole(*told))
+            return plans.candidates, plans.brief
+
+    plain = planner(scorer=lambda windows, goal: windows[:, :, -1, 2])
+    drawn = plain.sample.__self__
+    backend = Backend("short", plain.sample, drawn.draw, lambda *parts: Short(WholePlan(drawn, *parts)))
+    short = replace(plain, computed=backend)
+    for candidates in (1, 5):
+        one, other = (each.plan(OBSERVATION, GOAL, candidates, seed=2) for each in (plain, short))
+        assert one.chosen == other.chosen and other.scores.shape == (candidates,)
+        np.testing.assert_allclose(one.best, other.best, atol=1e-5)
+        np.testing.assert_allclose(one.scores, other.scores, atol=1e-5)
+        np.testing.assert_allclose(one.candidates, other.candidates, atol=1e-5)
 
 
 def test_candidates_differ():

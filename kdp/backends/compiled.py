@@ -1,4 +1,5 @@
-"""A whole plan by torch.compile: one kernel where the eager plan has many. The first plan of a shape takes a while."""
+"""A whole plan by torch.compile: one kernel where the eager plan has many. The first plan of a shape takes a while. On
+a GPU its kernels are then launched together, as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -13,6 +14,10 @@ from kdp.backends.whole import WholePlan
 def compiled(whole: WholePlan) -> Callable[..., tuple[Tensor, ...]]:
     """Compiled anew for every number of plans and candidates: static shapes are the fast ones."""
     run = torch.compile(whole, dynamic=False)
+    if whole.state_mean.is_cuda:
+        from kdp.backends.cuda import Captured
+
+        return Captured(whole, run)
 
     def plan(*told: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():

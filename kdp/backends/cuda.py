@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from kdp.backends.whole import WholePlan
 from kdp.graphs import Recorded
+from kdp.plan import Plans
 
 GRAPHS = 4  # shapes whose graphs are kept
 
@@ -18,20 +20,36 @@ class _Graph(NamedTuple):
     flat: Tensor  # the graph's input on the GPU: all that a plan is told, in a row
     staged: Tensor  # the same in the CPU's memory, where the GPU can fetch it by itself
     fetched: torch.cuda.Event  # when it last did
+    answer: Tensor  # what must leave the GPU, in such memory
+    answered: torch.cuda.Event
 
 
 class Captured:
     """The same function of the same tensors. What lies on the CPU is fetched by the GPU in one piece; nothing waits.
 
-    A graph is recorded for the first plan of a shape.
+    A graph is recorded for the first plan of a shape. `function` is what it records, the whole plan unless given.
     """
 
-    def __init__(self, whole: WholePlan):
-        self.whole = whole
+    def __init__(self, whole: WholePlan, function: Callable[..., tuple[Tensor, ...]] | None = None):
+        self.whole, self.function = whole, function or whole
         self.graphs: dict[tuple[torch.Size, ...], _Graph] = {}
 
     @torch.no_grad()
     def __call__(self, *told: Tensor) -> tuple[Tensor, ...]:
+        graph = self._run(told)
+        return tuple(tensor.clone() for tensor in graph.recorded.output[:3])  # the next plan writes them anew
+
+    @torch.no_grad()
+    def brief(self, *told: Tensor) -> tuple[Tensor, Tensor]:
+        """The candidates (N,K,L,D) on the GPU, and Plans.brief on the CPU: the one thing that is waited for."""
+        graph = self._run(told)
+        graph.answer.copy_(graph.recorded.output[3], non_blocking=True)
+        graph.answered.record()
+        candidates = graph.recorded.output[0].clone()
+        graph.answered.synchronize()
+        return candidates, graph.answer.clone()
+
+    def _run(self, told: tuple[Tensor, ...]) -> _Graph:
         shapes = tuple(tensor.shape for tensor in told)
         if shapes not in self.graphs:
             if len(self.graphs) == GRAPHS:
@@ -40,7 +58,7 @@ class Captured:
         graph = self.graphs[shapes]
         _fill(graph, told)
         graph.recorded.graph.replay()
-        return tuple(tensor.clone() for tensor in graph.recorded.output)  # the next plan writes them anew
+        return graph
 
     def _record(self, told: tuple[Tensor, ...], shapes: tuple[torch.Size, ...]) -> _Graph:
         sizes = [shape.numel() for shape in shapes]
@@ -48,14 +66,15 @@ class Captured:
 
         def plan(flat: Tensor) -> tuple[Tensor, ...]:
             parts = flat.split(sizes)
-            return self.whole(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True)))
+            plans = Plans(*self.function(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True))))
+            return *plans, plans.brief
 
         recorded = Recorded(plan, (first,))
         flat = recorded.inputs[0]
         assert flat is not None
         with torch.inference_mode(False):  # a tensor of inference mode could not be written to outside of it
-            staged = torch.empty(first.shape, pin_memory=True)
-        return _Graph(recorded, flat, staged, torch.cuda.Event())
+            staged, answer = (torch.empty(t.shape, pin_memory=True) for t in (first, recorded.output[3]))
+        return _Graph(recorded, flat, staged, torch.cuda.Event(), answer, torch.cuda.Event())
 
 
 def _fill(graph: _Graph, told: tuple[Tensor, ...]) -> None:

@@ -322,6 +322,7 @@ def latency_command(
     observation_dim: int = 17,
     action_dim: int = 6,
     scorer: Literal["critic", "return", "none"] = "critic",
+    methods: str = "kdp,diffuser,bc",
     candidates: str = "1,16,64,256,1024",
     backend: str | None = None,
     device: Device = "cpu",
@@ -348,6 +349,7 @@ def latency_command(
         observation_dim: Numbers in an observation, with --fresh.
         action_dim: Numbers in an action, with --fresh.
         scorer: What ranks the plans of --fresh: critic and return are kdp/value.py's, untrained.
+        methods: Those of --fresh, separated by commas.
         candidates: The numbers of candidates, separated by commas. With 1, --fresh ranks nothing.
         backend: How networks are run, as of `kdp.load`; the planner's own choice unless given.
         device: cpu, or cuda where there is one.
@@ -365,13 +367,14 @@ def latency_command(
 
     from kdp.bench.latency import latency
     from kdp.bench.subjects import fresh_subjects, run_subjects
+    from kdp.methods import METHODS
 
     if bool(run) == fresh:
         raise UserError(
             f"name the runs to measure, or give --fresh for untrained networks: one of the two; got {len(run)} runs"
             f"{' and --fresh' if fresh else ''}."
         )
-    counts = _counts("candidates", candidates)
+    counts, named = _counts("candidates", candidates), _names("method", methods, METHODS)
     sizes = {"horizon": horizon, "observation-dim": observation_dim, "action-dim": action_dim, "samples": samples}
     for name, value in (sizes | {"threads": 1 if threads is None else threads}).items():
         if value < 1:
@@ -388,7 +391,7 @@ def latency_command(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if fresh:
-            subjects = fresh_subjects(folder, horizon, observation_dim, action_dim, scorer, device, backend)
+            subjects = fresh_subjects(folder, named, horizon, observation_dim, action_dim, scorer, device, backend)
         else:
             subjects = run_subjects(folder, list(run), device, backend)
         finished = latency(subjects, counts, seconds, samples, limit, seed, device, out, plot)

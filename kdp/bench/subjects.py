@@ -89,13 +89,22 @@ class World:
 
 
 def fresh_subjects(
-    folder: Path, horizon: int, observation_dim: int, action_dim: int, scorer: str, device: str, backend: str | None
+    folder: Path,
+    methods: list[str],
+    horizon: int,
+    observation_dim: int,
+    action_dim: int,
+    scorer: str,
+    device: str,
+    backend: str | None,
 ) -> list[Subject]:
     """Random weights, no goal and no environment; their run folders are written to `folder`."""
     subjects, fast = [], choose(backend, torch.device(device).type)
     about: Row = {"task": "fresh", "observation_dim": observation_dim, "action_dim": action_dim}
     state = np.zeros(observation_dim, np.float32)
     for number, (name, (settings, hastened)) in enumerate(FRESH.items()):
+        if settings["method"] not in methods:
+            continue
         value = ValueConfig(scorer)  # type: ignore[arg-type]
         config = RunConfig("fresh", horizon=horizon, stride=1, value=value, **settings)
         run = write_fresh_run(folder / str(number), config, observation_dim, action_dim)
