@@ -261,7 +261,7 @@ def test_a_backend_is_for_all_but_diffuser_as_published(trained, tmp_path):
         ("toy", "onnx", "onnx", True),
     ]
     fresh = fresh_subjects(tmp_path / "fresh", ["kdp", "diffuser"], 8, 3, 1, "critic", "cpu", "onnx")
-    assert [s.about["backend"] for s in fresh] == ["onnx", "eager", "onnx", "onnx", "onnx", "onnx"]
+    assert [s.about["backend"] for s in fresh] == ["onnx", "eager", "onnx", "onnx", "onnx"]
     pair = pairs_of(fresh[:1], [1])[0]
     assert pair.planner.backend == "onnx" and pair.planner.scorer is None and pair.decide() > 0
 
