@@ -41,6 +41,9 @@ class DriftConfig:
     Default: the domain's own."""
     keying: bool = True
     """Ablation when off: positives are drawn at random, not by their keys (joint)."""
+    sight: bool = True
+    """Ablation when off: a positive may begin or end behind a wall, out of sight of the condition (joint, goal
+    problems)."""
     self_negatives: bool = False
     """Ablation: a window repels itself too."""
     repulsion: bool = True

@@ -252,12 +252,13 @@ def assemble(
     table = GPU_TABLE if torch.device(device).type == "cuda" else CPU_TABLE
     if config.steps is not None:
         table = min(table, max(SMALL_TABLE, config.steps * conditions))  # a short run would not use all of it
-    given = (conditions, method.positives, config.seed, table, config.drift.keying, push, outcomes)
-    sampler = Sampler(windows, normalizer, domain.key, *given)
     support = None
     if domain.scorer is not None:
         places = episodes.observations[:, list(domain.scorer.dims)]
         support = Support.fit(places, domain.scorer.radius / CELLS)
+    sight = support.between if support is not None and config.drift.sight else None
+    given = (conditions, method.positives, config.seed, table, config.drift.keying, push, outcomes, sight)
+    sampler = Sampler(windows, normalizer, domain.key, *given)
     return Parts(learner, sampler, normalizer, inverse, support)
 
 

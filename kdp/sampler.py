@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,10 @@ from kdp.neighbours import nearest
 from kdp.normalize import Normalizer
 from kdp.windows import Outcomes, Windows
 
+Sight = Callable[[Tensor, Tensor], Tensor]
+
 BLOCK = 1 << 13  # windows gathered at once
+FAR = 1e3  # added to the distance of neighbours that are out of sight: they attract nothing
 LARGEST = 1 << 28  # numbers in a table's windows: a gigabyte
 
 
@@ -91,7 +95,8 @@ class Sampler:
     about once: in goal problems one window has as many keys as places it comes to. Not `keyed`: positives are any.
 
     Every other window begins off the data, by noise of standard deviation `push` (d_s,): states that a planner's own
-    actions may lead to, and the data never did."""
+    actions may lead to, and the data never did. With `sight` (places (N,d), (N,n,d) -> (N,n)), a neighbour must lie in
+    sight of its window, where they begin and where they go to: behind a wall, the same goal may be much nearer."""
 
     def __init__(
         self,
@@ -105,8 +110,9 @@ class Sampler:
         keyed: bool = True,
         push: Tensor | None = None,
         outcomes: Outcomes | None = None,
+        sight: Sight | None = None,
     ):
-        self.outcomes = outcomes
+        self.outcomes, self.sight = outcomes, sight
         self.windows, self.normalizer, self.key = windows, normalizer, key
         self.batch, self.positives, self.seed = batch, positives, seed
         self.size = min(table, max(positives, LARGEST // (windows.tokens * windows.width)))
@@ -183,6 +189,20 @@ class Sampler:
         condition = self.condition(drawn)
         keys = self.key(condition)
         distance, near = nearest(keys, self.positives) if self.keyed else (None, None)
+        if near is not None and distance is not None and self.sight is not None:
+            distance = distance + FAR * ~self._seen(condition, near)
         windows = self.gather(drawn)
         self.epoch, self.table = epoch, Table(drawn.first, windows, condition, keys, drawn.arrival, near, distance)
         return self.table
+
+    def _seen(self, condition: Condition, near: Tensor) -> Tensor:
+        """near (T,P) -> (T,P) whether these are in sight; the first, itself, always is."""
+        assert self.sight is not None and self.windows.goals is not None and condition.goal is not None
+        dims, seen = list(self.windows.goals.dims), torch.empty(near.shape, dtype=torch.bool, device=near.device)
+        ends = [self.normalizer.ungoal(end, tuple(dims)) for end in (condition.state[:, dims], condition.goal)]
+        for lo in range(0, len(near), BLOCK):
+            some = near[lo : lo + BLOCK]
+            begin, goal = (self.sight(end[lo : lo + BLOCK], end[some]) for end in ends)
+            seen[lo : lo + BLOCK] = begin & goal
+        seen[:, 0] = True
+        return seen

@@ -116,10 +116,13 @@ def test_what_we_add_to_the_paper_is_left_out_one_by_one():
     domain = DOMAINS["maze2d-umaze"]
     full = varied(plain, "joint", "full").for_domain(domain)
     assert full == plain.for_domain(domain)
-    for variant, part in (("no tilt", "drift"), ("the data's actions", "relabel"), ("no bands", "network")):
+    for variant, part in (
+        *(("no tilt", "drift"), ("no sight", "drift"), ("the data's actions", "relabel"), ("no bands", "network")),
+    ):
         other = varied(plain, "joint", variant).for_domain(domain)
         assert [name for name in vars(full) if getattr(full, name) != getattr(other, name)] == [part]
     assert varied(plain, "joint", "no tilt").for_domain(domain).drift == replace(full.drift, tilt=0.0)
+    assert varied(plain, "joint", "no sight").for_domain(domain).drift == replace(full.drift, sight=False)
     assert varied(plain, "joint", "no bands").for_domain(domain).network == replace(full.network, bands=0)
     assert varied(plain, "keyed", "no keying").drift.field == "window"
 

@@ -17,6 +17,7 @@ from kdp.errors import UserError
 from kdp.methods import METHODS
 from kdp.networks import NetworkConfig, Sizes
 from kdp.runs import CPU_BATCH, GPU_BATCH, RunConfig, assemble, start_run
+from kdp.sampler import FAR
 
 MAZE = replace(DOMAINS["maze2d-umaze"], episodes=lambda: walks([200]))
 SMALL = RunConfig("maze2d-umaze", steps=2, batch=16, horizon=16, network=NetworkConfig(width=8, blocks=1, noise=2))
@@ -114,6 +115,21 @@ def test_without_keying_positives_are_drawn_at_random():
     batch = parts.sampler(0)
     assert not parts.sampler.keyed and not batch.key_distance.any() and batch.positives.shape[1] == 5
     assert parts.learner.loss(batch, torch.Generator().manual_seed(0))[0].isfinite()
+
+
+def test_positives_behind_a_wall_count_for_nothing_unless_asked_to():
+    walled, open_ = (
+        assemble(replace(SMALL, drift=DriftConfig(sight=sight)).for_domain(MAZE), MAZE, MAZE.episodes(), "cpu")
+        for sight in (True, False)
+    )
+    assert open_.sampler.sight is None and (open_.sampler(0).key_distance < FAR).all()
+    batch = walled.sampler(0)
+    out = batch.key_distance >= FAR
+    raw = walled.normalizer.untokens(batch.positives)[:, :, :, :2]
+    straight = walled.support.between(raw[:, 0, 0], raw[:, :, 0]) & walled.support.between(raw[:, 0, -1], raw[:, :, -1])
+    assert torch.equal(out[:, 1:], ~straight[:, 1:]) and not out[:, 0].any() and out.any()
+    weight = walled.learner.log_weight(batch).softmax(1)
+    assert (weight[out] == 0).all() and walled.learner.loss(batch, torch.Generator().manual_seed(0))[0].isfinite()
 
 
 def test_a_horizon_that_does_not_fit_is_refused_before_anything_is_fitted(monkeypatch, tmp_path):

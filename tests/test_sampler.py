@@ -10,7 +10,7 @@ import kdp.sampler
 from kdp.domains.toy import TWO
 from kdp.keys import ScaledKey, state_key
 from kdp.normalize import Normalizer
-from kdp.sampler import Batch, Drawn, Sampler, generator
+from kdp.sampler import FAR, Batch, Drawn, Sampler, generator
 from kdp.windows import Goals, Windows
 
 KEYS = {"toy": state_key, "goals": ScaledKey((1, 1, 0.3, 0.3, 1, 1))}
@@ -213,3 +213,28 @@ def test_every_other_window_is_pushed_and_its_condition_with_it(positives):
         assert (off[::2].abs() < 1e-5).all() and (off[1::2, :2].abs() > 0).all() and (off[:, 2].abs() < 1e-5).all()
         assert 0.3 < float(off[1::2, 0].std() / 0.5) < 3
     assert same(batch, sampler("goals", positives, push=push)(0))
+
+
+def same_side(dim: int, at: float):
+    """Sight with an endless wall at one coordinate."""
+    return lambda here, there: (here[:, None, dim] > at) == (there[..., dim] > at)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_neighbours_out_of_sight_are_far_whether_they_begin_or_end_there(dim):
+    plain = sampler("goals", positives=12)
+    middle = float(plain.windows.episodes.observations[:, dim].median())
+    batch, walled = plain(5), sampler("goals", positives=12, sight=same_side(dim, middle))(5)
+    assert torch.equal(batch.positives, walled.positives)  # the same windows, but for what they count
+    far = walled.key_distance > FAR / 2
+    assert torch.equal(walled.key_distance[~far], batch.key_distance[~far])
+    raw = plain.normalizer.untokens(batch.positives)
+    begin, end = raw[:, :, 0, dim] > middle, raw[:, :, -1, dim] > middle
+    other = (begin != begin[:, :1]) | (end != end[:, :1])
+    other[:, 0] = False  # itself
+    assert torch.equal(far, other) and 0.05 < far.float().mean() < 0.95
+
+
+def test_without_keys_nothing_is_out_of_sight():
+    batch = sampler("goals", keyed=False, sight=same_side(0, 0.0))(5)
+    assert not batch.key_distance.any()

@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 OURS: dict[str, dict[str, Any]] = {  # what we add to the paper in mazes, left out one by one (joint field only)
     "no tilt": {"drift": DriftConfig(tilt=0.0)},
+    "no sight": {"drift": DriftConfig(sight=False)},
     "the data's actions": {"relabel": False},
     "no bands": {"network": NetworkConfig(bands=0)},
 }
