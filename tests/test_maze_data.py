@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 
 import minari
@@ -16,7 +17,7 @@ import pytest
 
 from kdp.datasets import waypoint
 from kdp.datasets.minari_sets import read_folder
-from kdp.datasets.waypoint import roam
+from kdp.datasets.waypoint import point_maze, roam
 from kdp.domains import DOMAINS, find_domain
 from kdp.domains.maze2d import UMAZE
 from kdp.errors import UserError
@@ -233,3 +234,12 @@ def test_a_file_beside_the_steps_is_never_deleted(home):
     with pytest.raises(UserError, match="new or empty folder"):
         UMAZE.make(500)
     assert bytes_of(home) == before
+
+
+def test_an_environment_leaves_no_file_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    env = point_maze([[1, 1, 1, 1], [1, 0, 0, 1], [1, 1, 1, 1]])
+    env.reset(seed=0)
+    env.step(np.zeros(2))
+    env.close()
+    assert not list(tmp_path.iterdir())

@@ -181,7 +181,9 @@ def point_maze(maze_map: list[list[int]]) -> Any:
     with contextlib.redirect_stderr(io.StringIO()):  # the library speaks of its other environments when imported
         from gymnasium_robotics.envs.maze.point_maze import PointMazeEnv
 
-    return PointMazeEnv(maze_map=maze_map, continuing_task=True)
+    env = PointMazeEnv(maze_map=maze_map, continuing_task=True)
+    Path(env.tmp_xml_file_path).unlink(missing_ok=True)  # the library would leave one for each environment
+    return env
 
 
 def _roam(job: tuple) -> list[Journey]:
