@@ -140,10 +140,7 @@ class Value(nn.Module):
     def score(self, windows: Tensor) -> Tensor:
         """windows (B,K,L,D) -> (B,K) J: the mean of the ensemble, less where it disagrees about which of them is better
         than which. What all K have in common does not count."""
-        each = self.each(windows)
-        apart = each - each.mean(-1, keepdim=True)
-        spread = apart.std(0) if self.config.heads > 1 else torch.zeros_like(apart[0])
-        return each.mean(0) - self.config.caution * spread
+        return ranked(self.each(windows), self.config.caution)
 
     def slope(self, windows: Tensor) -> Slope:
         """windows (B,G,L,D) -> the slope of J. A coordinate on whose slope the ensemble disagrees counts less, by
@@ -169,6 +166,13 @@ class Value(nn.Module):
 
     def scaled(self, returns: Tensor) -> Tensor:
         return (returns - self.mean) / self.spread
+
+
+def ranked(each: Tensor, caution: float) -> Tensor:
+    """(heads,B,K) what each of an ensemble says of K plans -> (B,K) what they say together."""
+    if len(each) == 1:
+        return each[0]
+    return each.mean(0) - caution * (each - each.mean(-1, keepdim=True)).std(0)
 
 
 class Scored(nn.Module):

@@ -16,6 +16,7 @@ import kdp
 from kdp import backends
 from kdp.backends import compiled
 from kdp.backends.onnx import write_onnx
+from kdp.backends.runtimes import OnnxRuntime
 from kdp.backends.whole import WholePlan
 from kdp.domains import DOMAINS
 from kdp.errors import UserError
@@ -169,6 +170,28 @@ def test_a_runtime_gives_the_eager_plan(folder, name, runtime):
     for candidates in (1, 6):
         one, other = (p.plan(*asked(p), candidates=candidates, seed=3) for p in (eager, fast))
         assert_same(one, other, eager)
+
+
+@every_run
+def test_several_threads_share_the_candidates_and_rank_them_together(folder, name, monkeypatch):
+    eager = kdp.load(folder(name), backend="eager")
+    calls = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(OnnxRuntime, "_run", record_calls(OnnxRuntime._run, calls))
+    fast = kdp.load(folder(name), backend="onnx")
+    for candidates, parts in ((1, 1), (15, 1), (16, 2), (25, 3), (64, 3)):
+        calls.clear()
+        one, other = (planner.plan(*asked(eager, candidates), candidates, seed=7) for planner in (eager, fast))
+        assert_same(one, other, eager)
+        assert len(calls) == parts
+
+
+def record_calls(function, calls: list):
+    def recorded(*arguments):
+        calls.append(arguments)
+        return function(*arguments)
+
+    return recorded
 
 
 @pytest.mark.parametrize("name", ["kdp", "bc", "ddim", "kdp-critic"])

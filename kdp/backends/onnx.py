@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kdp.backends.runtimes import INPUTS, OUTPUTS, OnnxRuntime, Runtime
+from kdp.backends.runtimes import INPUTS, OUTPUTS, VOTES, OnnxRuntime, Runtime
 from kdp.backends.whole import WholePlan
 
 OPSET = 17
@@ -22,20 +22,32 @@ def write_onnx(whole: WholePlan, path: Path) -> None:
     By PyTorch's tracing exporter: it needs no further package, and names every node after its module.
     """
     told = whole.example(candidates=3)
+    graph = _Voted(whole).eval()
     names = INPUTS[: len(told)]
     axis = 2 if told[1].dim() == 5 else 1  # in noise of many steps, the steps come first
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            whole,
+            graph,
             told,
             str(path),
             dynamo=False,
             opset_version=OPSET,
             input_names=list(names),
-            output_names=list(OUTPUTS),
-            dynamic_axes={"noise": {axis: "K"}, "candidates": {1: "K"}, "scores": {1: "K"}},
+            output_names=[*OUTPUTS, VOTES],
+            dynamic_axes={"noise": {axis: "K"}, "candidates": {1: "K"}, "scores": {1: "K"}, "votes": {2: "K"}},
         )
+
+
+class _Voted(nn.Module):
+    """A whole plan and its votes."""
+
+    def __init__(self, whole: WholePlan):
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, *told: Tensor) -> tuple[Tensor, ...]:
+        return self.whole.voted(*told)
 
 
 def through(runtime: Runtime) -> Callable[..., tuple[Tensor, ...]]:
@@ -51,4 +63,4 @@ def by_onnxruntime(whole: WholePlan) -> Callable[..., tuple[Tensor, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.onnx"
         write_onnx(whole, path)
-        return through(OnnxRuntime(path, torch.get_num_threads()))
+        return through(OnnxRuntime(path, torch.get_num_threads(), whole.caution))

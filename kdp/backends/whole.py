@@ -12,7 +12,7 @@ from kdp.keys import Condition
 from kdp.networks import Critic, StackedLinear, StackedNorm
 from kdp.normalize import Normalizer
 from kdp.score import BETWEEN, STRAY, Arrival, Scorer, Support
-from kdp.value import Value, Worth
+from kdp.value import Worth, ranked
 
 
 class WholePlan(nn.Module):
@@ -46,15 +46,23 @@ class WholePlan(nn.Module):
         }.items():
             self.register_buffer(name, tensor.clone(), persistent=False)
         self.score = _score(scorer)
+        self.caution = scorer.value.config.caution if isinstance(scorer, Worth) else 0.0
 
     def forward(self, observation: Tensor, noise: Tensor, goal: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        return self.voted(observation, noise, goal)[:3]
+
+    def voted(
+        self, observation: Tensor, noise: Tensor, goal: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same and votes (heads,N,K), from which some of the candidates can be ranked together with others."""
         condition = Condition((observation - self.state_mean) / self.state_std)
         if goal is not None:
             condition = Condition(condition.state, (goal - self.goal_mean) / self.goal_std)
         x = self.method.decode(noise, condition)  # Alg. 2, l. 1-2
         windows = x * self.token_std + self.token_mean
-        scores = self.score(windows, x, goal)  # l. 3-6
-        return windows, scores, scores.argmax(1)
+        votes = self.score(windows, x, goal)  # l. 3-6
+        scores = ranked(votes, self.caution)
+        return windows, scores, scores.argmax(1), votes
 
     def example(self, candidates: int, seed: int = 0, count: int = 1) -> tuple[Tensor, ...]:
         """Inputs for `count` plans, about as far from the mean as the data are: to trace with, and to compare by."""
@@ -74,6 +82,7 @@ def known(scorer: Scorer | None) -> bool:
 
 
 def _score(scorer: Scorer | None) -> nn.Module:
+    """windows (N,K,L,D), the same standardised, goal -> votes (heads,N,K)."""
     if scorer is None:
         return _NoScore()
     if isinstance(scorer, Arrival):
@@ -85,7 +94,9 @@ def _score(scorer: Scorer | None) -> nn.Module:
 
 class _NoScore(nn.Module):
     def forward(self, windows: Tensor, x: Tensor, goal: Tensor | None) -> Tensor:
-        return (windows[:, :, 0, 0] > torch.inf).float()  # zeros, as many as there are: a constant could be folded
+        return (
+            windows[None, :, :, 0, 0] > torch.inf
+        ).float()  # zeros, not a constant: that would be folded
 
 
 class _Any(nn.Module):
@@ -96,7 +107,7 @@ class _Any(nn.Module):
         self.scorer = scorer
 
     def forward(self, windows: Tensor, x: Tensor, goal: Tensor | None) -> Tensor:
-        return self.scorer(windows, goal)
+        return self.scorer(windows, goal)[None]
 
 
 class _Worth(nn.Module):
@@ -111,10 +122,6 @@ class _Worth(nn.Module):
         self.told = value.state_dim + value.action_dim
 
     def forward(self, windows: Tensor, x: Tensor, goal: Tensor | None) -> Tensor:
-        return Value.score(self, x)  # type: ignore[arg-type]
-
-    def each(self, x: Tensor) -> Tensor:
-        """x (N,K,L,D) -> (heads,N,K) what each of the ensemble says."""
         told = x[:, :, 0, : self.told].reshape(-1, self.told) if self.critic else x.reshape(-1, x[0, 0].numel())
         if torch.onnx.is_in_onnx_export():
             return torch.stack([_head(self.network, told, at).reshape(len(x), -1) for at in range(self.config.heads)])
@@ -147,7 +154,7 @@ class _Arrival(nn.Module):
         square = sum((place - goal[:, at, None, None]).square() for at, place in enumerate(places))
         away = torch.sqrt(square) / self.arrival.radius  # type: ignore[arg-type]
         score = -self.arrival.stride * away.clamp_max(1).sum(-1)
-        return score if self.support is None else score - STRAY * self.support(places)
+        return (score if self.support is None else score - STRAY * self.support(places))[None]
 
 
 class _Support(nn.Module):
