@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,6 +23,16 @@ class Support:
     low: Tensor  # (d,) the grid's first corner
     size: Tensor  # () side of a cell
     seen: Tensor  # (n_1,...,n_d) bool
+    border: tuple[list[float], float, Tensor, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    """What a look-up needs: the grid in a row, within a border of unknown cells, so that a place outside of it is
+    looked up like any other."""
+
+    def __post_init__(self) -> None:
+        shape = self.seen.shape
+        known = self.seen.new_zeros([n + 2 for n in shape])
+        known[tuple(slice(1, n + 1) for n in shape)] = self.seen
+        border = (self.low.tolist(), float(self.size), (~known).flatten().float(), known.stride())
+        object.__setattr__(self, "border", border)
 
     @classmethod
     def fit(cls, places: Tensor, size: float) -> Support | None:
@@ -37,10 +47,16 @@ class Support:
 
     def __call__(self, places: Tensor) -> Tensor:
         """places (...,d) -> (...) whether the data have been there."""
-        cell = ((places - self.low) / self.size).floor().long()
-        last = torch.tensor(self.seen.shape, device=cell.device) - 1
-        inside = ((cell >= 0) & (cell <= last)).all(-1)
-        return inside & self.seen[cell.clamp_min(0).minimum(last).unbind(-1)]
+        return self.unknown(places.unbind(-1)) == 0
+
+    def unknown(self, places: Sequence[Tensor]) -> Tensor:
+        """places, d times (...) -> (...) one where the data have not been, else zero: a single look-up each."""
+        low, size, grid, steps = self.border
+        index: Tensor | int = 0
+        for at, place in enumerate(places):
+            cell = ((place - low[at]) / size).floor().long().clamp(-1, self.seen.shape[at])
+            index = index + steps[at] * (cell + 1)
+        return grid[index]
 
     def between(self, here: Tensor, there: Tensor) -> Tensor:
         """here (N,d), there (N,n,d) -> (N,n) whether the data have been all along the straight way, `here` apart."""
@@ -66,11 +82,12 @@ class Arrival:
 
     def __call__(self, windows: Tensor, goal: Tensor | None) -> Tensor:
         assert goal is not None, "the arrival scorer needs a goal"
-        places = windows[..., list(self.dims)]
-        away = (places - goal[:, None, None]).norm(dim=-1) / self.radius
+        places = [windows[..., dim] for dim in self.dims]  # a last axis of two numbers is slow to compute with
+        apart = torch.stack([place - goal[:, at, None, None] for at, place in enumerate(places)])
+        away = apart.norm(dim=0) / self.radius
         score = -self.stride * away.clamp_max(1).sum(-1)
         if self.support is None:
             return score
-        share = torch.arange(BETWEEN, device=places.device)[:, None] / BETWEEN
-        line = torch.lerp(places[..., :-1, None, :], places[..., 1:, None, :], share)  # (B,K,L-1,BETWEEN,d)
-        return score - STRAY * (~self.support(line)).sum((-1, -2))
+        share = torch.arange(BETWEEN, device=score.device).view(-1, 1, 1, 1) / BETWEEN
+        line = [torch.lerp(place[..., :-1], place[..., 1:], share) for place in places]  # d times (BETWEEN,B,K,L-1)
+        return score - STRAY * self.support.unknown(line).sum((0, -1))

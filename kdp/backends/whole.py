@@ -11,7 +11,7 @@ from torch.nn import functional
 from kdp.keys import Condition
 from kdp.networks import Critic, StackedLinear, StackedNorm
 from kdp.normalize import Normalizer
-from kdp.score import BETWEEN, STRAY, Arrival, Scorer, Support
+from kdp.score import Arrival, Scorer
 from kdp.value import Worth, ranked
 
 
@@ -85,8 +85,6 @@ def _score(scorer: Scorer | None) -> nn.Module:
     """windows (N,K,L,D), the same standardised, goal -> votes (heads,N,K)."""
     if scorer is None:
         return _NoScore()
-    if isinstance(scorer, Arrival):
-        return _Arrival(scorer)
     if isinstance(scorer, Worth):
         return _Worth(scorer)
     return _Any(scorer)
@@ -94,13 +92,11 @@ def _score(scorer: Scorer | None) -> nn.Module:
 
 class _NoScore(nn.Module):
     def forward(self, windows: Tensor, x: Tensor, goal: Tensor | None) -> Tensor:
-        return (
-            windows[None, :, :, 0, 0] > torch.inf
-        ).float()  # zeros, not a constant: that would be folded
+        return (windows[None, :, :, 0, 0] > torch.inf).float()  # zeros, not a constant: that would be folded
 
 
 class _Any(nn.Module):
-    """A scorer that is a function like any other."""
+    """A scorer that is a function like any other, whose constants are written into graphs."""
 
     def __init__(self, scorer: Scorer):
         super().__init__()
@@ -138,47 +134,3 @@ def _head(network: Critic, h: Tensor, at: int) -> Tensor:
         else:
             h = module(h)
     return h
-
-
-class _Arrival(nn.Module):
-    """score.Arrival, coordinate by coordinate: a last axis of two numbers is slow to compute with."""
-
-    def __init__(self, arrival: Arrival):
-        super().__init__()
-        self.arrival = arrival
-        self.support = None if arrival.support is None else _Support(arrival.support)
-
-    def forward(self, windows: Tensor, x: Tensor, goal: Tensor | None) -> Tensor:
-        assert goal is not None, "the arrival scorer needs a goal"
-        places = [windows[..., dim] for dim in self.arrival.dims]
-        square = sum((place - goal[:, at, None, None]).square() for at, place in enumerate(places))
-        away = torch.sqrt(square) / self.arrival.radius  # type: ignore[arg-type]
-        score = -self.arrival.stride * away.clamp_max(1).sum(-1)
-        return (score if self.support is None else score - STRAY * self.support(places))[None]
-
-
-class _Support(nn.Module):
-    """places, d times (B,K,L) -> (B,K) how many of those on the way are not known: one look-up a place.
-
-    The grid has a border of unknown cells, so that a place outside is looked up like any other.
-    """
-
-    def __init__(self, support: Support):
-        super().__init__()
-        shape = support.seen.shape
-        seen = support.seen.new_zeros([n + 2 for n in shape])
-        seen[tuple(slice(1, n + 1) for n in shape)] = support.seen
-        self.low, self.size, self.top, self.step = support.low.tolist(), float(support.size), shape, seen.stride()
-        self.unknown: Tensor
-        self.share: Tensor
-        self.register_buffer("unknown", (~seen).flatten().float(), persistent=False)
-        share = (torch.arange(BETWEEN) / BETWEEN).view(-1, 1, 1, 1)
-        self.register_buffer("share", share.to(seen.device), persistent=False)
-
-    def forward(self, places: list[Tensor]) -> Tensor:
-        index = 0
-        for place, low, top, step in zip(places, self.low, self.top, self.step, strict=True):
-            line = torch.lerp(place[..., :-1], place[..., 1:], self.share)  # (BETWEEN,B,K,L-1)
-            cell = ((line - low) / self.size).floor().long().clamp(-1, top)
-            index = index + step * (cell + 1)
-        return self.unknown[index].sum((0, -1))
