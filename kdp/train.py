@@ -122,7 +122,7 @@ def train(
             rate *= 0.5 * (1 + math.cos(math.pi * min(1.0, budget.progress(step, elapsed()))))
             row = update(sampler(step), rate, seed_of(seed, step, 2))
             step += 1
-            _average(average, method, min(config.ema, step / (10 + step)))
+            move_average(average, method, min(config.ema, step / (10 + step)))
             if step % config.log_every == 0 or step == 1:
                 log.write(step, elapsed(), {k: float(v) for k, v in row.items()} | {"lr": rate})
                 if not math.isfinite(float(row["loss"])):
@@ -188,15 +188,19 @@ class Update:
         self.optimizer.zero_grad(set_to_none=True)
         loss, metrics = self.method.loss(Batch.of(*tensors), self.random)  # type: ignore[operator]
         loss.backward()
+        return {"loss": loss.detach(), "grad/norm": self.advance(), **metrics}
+
+    def advance(self) -> Tensor:
+        """The weights, by the gradients that are there -> their norm."""
         norm, *_ = [nn.utils.clip_grad_norm_(group["params"], self.clip) for group in self.optimizer.param_groups]
         self.optimizer.step()
         if hasattr(self.method, "settle"):
             self.method.settle()  # type: ignore[operator]
-        return {"loss": loss.detach(), "grad/norm": norm, **metrics}
+        return norm
 
 
 @torch.no_grad()
-def _average(average: nn.Module, method: nn.Module, decay: float) -> None:
+def move_average(average: nn.Module, method: nn.Module, decay: float) -> None:
     torch._foreach_lerp_(list(average.parameters()), list(method.parameters()), 1 - decay)
 
 

@@ -26,8 +26,10 @@ from kdp.bench.tables import (
     minutes_to_90,
     scaling_lines,
     scaling_page,
+    training_page,
     write_tables,
 )
+from kdp.bench.training import STAGES
 from kdp.domains import DOMAINS
 from kdp.errors import UserError
 from kdp.plan import Planner
@@ -405,3 +407,35 @@ def test_diversity_is_the_spread_within_a_condition_not_between_them():
     within = torch.tensor([0.5, 1.5]) * torch.randn(500, 64, 2, generator=random)
     assert diversity(between + within) == pytest.approx(1.0, abs=0.02)
     assert diversity(between.expand(-1, 64, -1)) == 0
+
+
+def test_training_speed_by_the_sizes_of_a_step(kdp_command, tmp_path):
+    words = ("bench", "training", "--quick", "--tasks", "toy")
+    code, _, err = kdp_command(*words)
+    assert code == 0, err
+    rows = read(tmp_path / "results/training.jsonl")
+    assert [(r["axis"], r["value"]) for r in rows] == [
+        *(("conditions", 32), ("conditions", 64), ("samples", 1), ("samples", 2), ("positives", 4), ("positives", 8)),
+    ]
+    usual = RunConfig("toy").for_domain(DOMAINS["toy"])
+    conditions = usual.batch // usual.drift.samples
+    assert [(r["conditions"], r["samples"], r["positives"]) for r in rows] == [
+        *((32, 4, 16), (64, 4, 16), (conditions, 1, 16), (conditions, 2, 16), (conditions, 4, 4), (conditions, 4, 8)),
+    ]
+    for r in rows:
+        assert set(COLUMNS) <= r.keys() and r["steps_per_s"] > 0 and set(r["stages_ms"]) == set(STAGES)
+        assert r["windows_per_s"] == pytest.approx(r["steps_per_s"] * r["conditions"] * r["samples"])
+        assert r["stages_ms"]["backward"] > 0 and not r["graph"]
+    page = training_page(rows)
+    assert "## toy, CPU" in page and "From a --quick study" in page
+    assert max(len(line) for line in err.splitlines()) <= 100
+
+
+def test_training_speed_of_what_is_not_there_is_refused(kdp_command):
+    for words, said in {
+        ("--axes", "colour"): "'colour' is not a size",
+        ("--tasks", "toyy"): "'toyy' is not a task",
+        ("--seconds", "0"): "seconds must be more than zero; got 0",
+    }.items():
+        code, _, err = kdp_command("bench", "training", *words)
+        assert code == 2 and said in " ".join(err.split())

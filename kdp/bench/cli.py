@@ -315,6 +315,37 @@ def curves_command(
     bench_curves(mazes, named, seeds, steps, points, quick, jobs, device, runs, results, Console(stderr=True))
 
 
+@bench.command(name="training")
+def training_command(
+    tasks: str = "maze2d-umaze",
+    axes: str = "conditions,samples,positives",
+    seconds: float = 5.0,
+    quick: bool = False,
+    device: Device = "cpu",
+    results: Path = Path("results/training.jsonl"),
+) -> None:
+    """Training steps in a second by conditions, samples and positives, and where the time of a step goes.
+
+    Example: kdp bench training --tasks maze2d-umaze,maze2d-large --device cuda
+
+    Args:
+        tasks: Domains with data, separated by commas.
+        axes: What is varied: conditions, samples, positives.
+        seconds: For how long to measure each.
+        quick: A few steps of everything, to see that it runs.
+        device: cpu, or cuda where there is one.
+        results: File to append to.
+    """
+    from kdp.bench.training import AXES, bench_training
+    from kdp.domains import DOMAINS
+
+    _check_study(1, 1, device)
+    if not seconds > 0:
+        raise UserError(f"seconds must be more than zero; got {seconds}.")
+    chosen, named = _names("size", axes, AXES), _names("task", tasks, DOMAINS)
+    bench_training(named, chosen, seconds, quick, device, results, Console(stderr=True))
+
+
 def latency_command(
     run: tyro.conf.Positional[tuple[Path, ...]] = (),
     fresh: bool = False,

@@ -28,7 +28,7 @@ def write_tables(results: Path, docs: Path, readme: Path) -> list[Path]:
     """One page for each file of results that has a table, and the README's part; returns what was written."""
     found = {
         suite: read(results / f"{suite}.jsonl")
-        for suite in ("fields", "maze2d", "locomotion", "ablations", "scaling", "curves", "latency")
+        for suite in ("fields", "maze2d", "locomotion", "ablations", "scaling", "curves", "latency", "training")
     }
     curves = found["curves"]
     pages: dict[str, Callable[[Rows], str]] = {
@@ -39,6 +39,7 @@ def write_tables(results: Path, docs: Path, readme: Path) -> list[Path]:
         "scaling": scaling_page,
         "curves": curves_page,
         "latency": latency_page,
+        "training": training_page,
     }
     written = []
     for suite, rows in found.items():
@@ -295,6 +296,29 @@ def latency_page(rows: Rows) -> str:
         "95 % of bootstrap draws. Every name: [metrics](../metrics.md)."
     )
     return "\n".join([*lines, *prose(note), "", *origin(list(found.values())), ""])
+
+
+def training_page(rows: Rows) -> str:
+    """A table for each task and device: steps in a second by what is varied, and where the time of a step goes."""
+    lines = ["# Training speed", "", "Written by `kdp table` from `results/training.jsonl`.", ""]
+    groups = latest(rows, ("task", "device"), each=("axis", "value"))
+    for group in groups:
+        head = ["varied", "conditions", "samples", "positives", "steps/s", "windows/s", *group[0]["stages_ms"]]
+        body = []
+        for at in group:
+            cells = [at["axis"], *(str(at[name]) for name in ("conditions", "samples", "positives"))]
+            cells += [short(at["steps_per_s"]), f"{at['windows_per_s']:.0f}"]
+            body.append([*cells, *(f"{ms:.2f}" for ms in at["stages_ms"].values())])
+        lines += [f"## {group[0]['task']}, {group[0]['device']}", "", *markdown(head, body), ""]
+        tables = f"{mean(group, 'table_s', '{:.1f}')} s for every {_few({at['table_steps'] for at in group})} steps"
+        graph = " A step is one CUDA graph." if group[0]["graph"] else ""
+        lines += [*prose(f"A table of windows and their neighbours takes {tables}, not counted here.{graph}"), ""]
+    note = (
+        "Stages in milliseconds, launched one after the other: batch (windows and positives looked up), generator, "
+        "field (and scorer, where there is one), backward, optimizer, average of the weights. On a GPU a step as one "
+        "graph takes less than their sum."
+    )
+    return "\n".join([*lines, *prose(note), "", *origin(groups), ""])
 
 
 def _latency_cells(row: Row) -> dict[str, str]:
