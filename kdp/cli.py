@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from kdp.backends import Format
 from kdp.bench.cli import Device, bench, check_device, latency_command, table_command
+from kdp.config import RunConfig
 from kdp.datasets.minari_sets import data_folder, dataset_id
 from kdp.domains import DOMAINS, find_domain
 from kdp.domains.locomotion import REMEDIES
@@ -21,7 +22,7 @@ from kdp.errors import UserError, did_you_mean
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.plan import Executor
-from kdp.runs import RunConfig, read_config, resume_run, start_run
+from kdp.runs import read_config, resume_run, start_run
 from kdp.train import LoopConfig, Outcome
 from kdp.value import ValueConfig
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.domains.maze2d import UMAZE
 from kdp.errors import UserError
 from kdp.judge import EVAL, PICTURE, judge
-from kdp.runs import CONFIG, INVERSE, RunConfig, start_run
+from kdp.runs import CONFIG, INVERSE, start_run
 from kdp.train import METRICS, MODEL, TRAINING
 
 DATA_STEPS = 300_000

@@ -19,6 +19,7 @@ from kdp.backends.onnx import write_onnx
 from kdp.backends.runtimes import INPUTS, RUNTIMES
 from kdp.backends.whole import WholePlan
 from kdp.checkpoint import save_json
+from kdp.config import RunConfig
 from kdp.domains import find_domain
 from kdp.errors import UserError
 from kdp.exported import ABOUT, EXECUTORS, FORMAT, GRAPHS
@@ -26,7 +27,7 @@ from kdp.files import replacing_folder
 from kdp.plan import Planner
 from kdp.provenance import commit, versions
 from kdp.record import check_candidates
-from kdp.runs import RunConfig, load, read_config
+from kdp.runs import load, read_config
 from kdp.sampler import generator
 from kdp.score import Arrival
 from kdp.windows import Windows

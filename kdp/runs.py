@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,133 +15,26 @@ from kdp.backends import choose, make
 from kdp.backends.runtimes import RUNTIMES
 from kdp.backends.whole import WholePlan, known
 from kdp.checkpoint import FORMAT, load_json, load_tensors, save_json, save_tensors
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS, Domain, find_domain
-from kdp.drift import DriftConfig
-from kdp.errors import UserError, did_you_mean
+from kdp.errors import UserError
 from kdp.exported import ABOUT
 from kdp.inverse import STEPS as INVERSE_STEPS
 from kdp.inverse import InverseModel, fit_inverse, relabelled
 from kdp.keys import Clamp
 from kdp.methods import METHODS
-from kdp.methods.diffuser import DiffusionConfig
-from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
 from kdp.plan import Backend, Planner, Tracker
 from kdp.provenance import commit, device_name, versions
 from kdp.sampler import Sampler
 from kdp.score import Arrival, Scorer, Support
-from kdp.train import MODEL, Budget, LoopConfig, Outcome, train
-from kdp.value import Scored, Value, ValueConfig, Worth
+from kdp.train import MODEL, Budget, Outcome, train
+from kdp.value import Scored, Value, Worth
 from kdp.windows import Episodes, Outcomes, Windows
 
 CONFIG, INVERSE = "config.json", "inverse.safetensors"
-CPU_BATCH = dict.fromkeys(METHODS, 512)
-GPU_BATCH = dict.fromkeys(METHODS, 2048) | {"kdp": 4096}  # it draws several windows of each condition
 CPU_TABLE, GPU_TABLE, SMALL_TABLE = 50_000, 200_000, 2000  # windows among which neighbours are found
 CELLS = 4  # of the grid over places that the data have been to, in the radius of a goal
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """Everything that decides the weights of a run, except the data themselves."""
-
-    dataset: str
-    method: str = "kdp"
-    horizon: int | None = None
-    stride: int | None = None
-    steps: int | None = None
-    minutes: float | None = None
-    batch: int | None = None
-    seed: int = 0
-    relabel: bool | None = None
-    drift: DriftConfig = field(default_factory=DriftConfig)
-    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    value: ValueConfig = field(default_factory=ValueConfig)
-    loop: LoopConfig = field(default_factory=LoopConfig)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> RunConfig:
-        drift = value["drift"] | {"temperatures": tuple(value["drift"]["temperatures"])}
-        parts = {
-            "drift": DriftConfig(**drift),
-            "diffusion": DiffusionConfig(**value["diffusion"]),
-            "network": NetworkConfig(**value["network"]),
-            "value": ValueConfig(**value["value"]),
-            "loop": LoopConfig(**value["loop"]),
-        }
-        return cls(**(value | parts))
-
-    def for_domain(self, domain: Domain, device: str = "cpu") -> RunConfig:
-        """The same with the domain's own, and the device's, where nothing was chosen."""
-        drift = replace(
-            self.drift,
-            tilt=domain.tilt if self.drift.tilt is None else self.drift.tilt,
-            lambda_a=domain.lambda_a if self.drift.lambda_a is None else self.drift.lambda_a,
-        )
-        return replace(
-            self,
-            dataset=domain.source or domain.name,
-            horizon=self.horizon or domain.horizon,
-            stride=self.stride or domain.stride,
-            steps=self.steps or (None if self.minutes else domain.steps),
-            batch=self.batch or (GPU_BATCH if torch.device(device).type == "cuda" else CPU_BATCH)[self.method],
-            relabel=domain.relabel if self.relabel is None else self.relabel,
-            drift=drift,
-            value=replace(self.value, scorer=self.value.scorer or domain.value),
-            network=NetworkConfig(self.network.kind, **self.network.sizes(domain.network)._asdict()),
-        )
-
-    def check(self) -> None:
-        """The rules that no single part can see."""
-        if self.method not in METHODS:
-            raise UserError(f"{self.method!r} is not a method. {did_you_mean(self.method, METHODS)}")
-        if self.steps is not None and self.minutes is not None:
-            raise UserError(f"give steps or minutes, not both; got {self.steps=} {self.minutes=}.".replace("self.", ""))
-        if self.seed < 0:
-            raise UserError(f"seed must be 0 or more; got {self.seed}.")
-        numbers = {
-            "horizon": self.horizon,
-            "stride": self.stride,
-            "steps": self.steps,
-            "minutes": self.minutes,
-            "batch": self.batch,
-            "drift.samples": self.drift.samples,
-            "drift.positives": self.drift.positives,
-            "drift.key-temperature": self.drift.key_temperature,
-            "drift.temperatures": min(self.drift.scale()),
-            "diffusion.steps": self.diffusion.steps,
-            "diffusion.sampling-steps": self.diffusion.sampling_steps,
-            "diffusion.clip": self.diffusion.clip,
-            "network.width": self.network.width,
-            "network.blocks": self.network.blocks,
-            "network.channels": self.network.channels,
-            "network.noise": self.network.noise,
-            "value.steps": self.value.steps,
-            "value.heads": self.value.heads,
-            "value.width": self.value.width,
-            "value.layers": self.value.layers,
-            "value.rate": self.value.rate,
-            "loop.lr": self.loop.lr,
-            "loop.warmup": self.loop.warmup,
-            "loop.log-every": self.loop.log_every,
-        }
-        for name, number in numbers.items():
-            if number is not None and not (number > 0 and math.isfinite(number)):
-                raise UserError(f"{name} must be more than zero; got {number}.")
-        for name in ("discount", "expectile"):
-            if not 0 < getattr(self.value, name) < 1:
-                raise UserError(f"value.{name} must be between 0 and 1; got {getattr(self.value, name)}.")
-        for name in ("tilt", "ascent", "caution"):
-            if not (getattr(self.value, name) >= 0 and math.isfinite(getattr(self.value, name))):
-                raise UserError(f"value.{name} must be 0 (off) or more; got {getattr(self.value, name)}.")
-        if (self.network.bands or 0) < 0:
-            raise UserError(f"network.bands must be 0 (none) or more; got {self.network.bands}.")
-        levels, calls = self.diffusion.steps, self.diffusion.sampling_steps
-        if calls is not None and calls > levels:
-            raise UserError(
-                f"diffusion.sampling-steps must be diffusion.steps or less; got {calls} and {levels}. Try {levels}."
-            )
 
 
 def start_run(

@@ -18,6 +18,7 @@ from kdp.backends import compiled
 from kdp.backends.onnx import write_onnx
 from kdp.backends.runtimes import OnnxRuntime
 from kdp.backends.whole import WholePlan
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.errors import UserError
 from kdp.export import TOLERANCE, export
@@ -25,7 +26,7 @@ from kdp.exported import load_exported
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.plan import Controller
-from kdp.runs import RunConfig, start_run
+from kdp.runs import start_run
 from kdp.value import ValueConfig
 
 CLOSE = 1e-4  # the tolerance that is promised, in standard deviations of the data

@@ -30,10 +30,10 @@ from kdp.bench.tables import (
     write_tables,
 )
 from kdp.bench.training import STAGES
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.errors import UserError
 from kdp.plan import Planner
-from kdp.runs import RunConfig
 
 UMAZE = np.array(DOMAINS["maze2d-umaze"].walls)
 

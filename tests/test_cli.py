@@ -20,10 +20,11 @@ import torch
 from helpers import walks
 from safetensors.torch import save_file
 
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS, find_domain
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
-from kdp.runs import RunConfig, start_run
+from kdp.runs import start_run
 
 TINY = ("--steps", 5, "--batch", 32, "--network.width", 16)
 COMMANDS = ["demo", "data", "data list", "data info", "data make", "train", "eval", "plan", "table", "bench"]

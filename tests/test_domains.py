@@ -9,6 +9,7 @@ import pytest
 
 import kdp
 from kdp.bench.evaluate import evaluate, normalized, roll
+from kdp.config import RunConfig
 from kdp.datasets import waypoint
 from kdp.datasets.minari_sets import read_folder
 from kdp.datasets.waypoint import EPISODE, RADIUS, Router, make_maze_data, roam
@@ -16,7 +17,7 @@ from kdp.domains import DOMAINS
 from kdp.domains.maze2d import UMAZE, MazeEnvironments
 from kdp.domains.toy import HORIZON, THREE, TWO
 from kdp.networks import NetworkConfig
-from kdp.runs import RunConfig, start_run
+from kdp.runs import start_run
 
 TOYS = {"toy": TWO, "toy-three": THREE}
 

@@ -11,12 +11,13 @@ from helpers import numbered_episodes, plain_normalizer, walks
 
 import kdp
 from kdp.checkpoint import load_tensors
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.inverse import InverseModel, fit_inverse, relabelled
 from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
 from kdp.plan import Controller
-from kdp.runs import INVERSE, RunConfig, assemble, resume_run, start_run
+from kdp.runs import INVERSE, assemble, resume_run, start_run
 from kdp.windows import Episodes
 
 

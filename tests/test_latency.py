@@ -27,12 +27,13 @@ from kdp.bench.results import COLUMNS, read
 from kdp.bench.subjects import Subject, fresh_subjects, one_by_one, open_planner, run_subjects, write_fresh_run
 from kdp.bench.tables import latency_page, write_tables
 from kdp.checkpoint import load_json, save_json
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.pictures import draw_latency
 from kdp.plan import Planner
-from kdp.runs import CONFIG, RunConfig, start_run
+from kdp.runs import CONFIG, start_run
 from kdp.value import ValueConfig
 
 MORE = {

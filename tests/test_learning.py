@@ -9,13 +9,14 @@ import pytest
 from helpers import brief_inverse
 
 import kdp
+from kdp.config import RunConfig
 from kdp.domains import Domain
 from kdp.domains.toy import THREE, TWO
 from kdp.drift import DriftConfig
 from kdp.keys import ScaledKey
 from kdp.networks import NetworkConfig, Sizes
 from kdp.plan import Controller
-from kdp.runs import RunConfig, start_run
+from kdp.runs import start_run
 from kdp.train import LoopConfig
 from kdp.windows import Episodes, Goals
 

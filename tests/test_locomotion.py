@@ -19,6 +19,7 @@ import kdp
 from kdp.bench.evaluate import evaluate, roll
 from kdp.bench.results import COLUMNS, read
 from kdp.bench.tables import ablations_page
+from kdp.config import RunConfig
 from kdp.datasets import collect as collecting
 from kdp.datasets import d4rl, open_file
 from kdp.datasets.collect import LABEL, collect, play
@@ -29,7 +30,7 @@ from kdp.domains import locomotion as bodies
 from kdp.domains.locomotion import BODIES, LOCOMOTION, GymEnvironments, Task
 from kdp.errors import UserError
 from kdp.networks import NetworkConfig
-from kdp.runs import RunConfig, start_run
+from kdp.runs import start_run
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "policies"
 ID = "regenerated/hopper-medium-v0"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import kdp
 from kdp.checkpoint import load_tensors
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.domains.toy import TWO
 from kdp.drift import DriftConfig
@@ -23,7 +24,7 @@ from kdp.methods import METHODS, diffuser
 from kdp.methods.diffuser import GRAPHS, Diffuser, DiffusionConfig, cosine_schedule, gradient, normal, transition
 from kdp.networks import NetworkConfig, ResidualMLP, TemporalUNet, UNetBackbone
 from kdp.plan import Controller, Planner
-from kdp.runs import RunConfig, assemble, resume_run, start_run
+from kdp.runs import assemble, resume_run, start_run
 from kdp.sampler import Batch
 from kdp.score import Arrival
 from kdp.train import MODEL, TRAINING

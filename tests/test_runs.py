@@ -10,13 +10,14 @@ import torch
 from helpers import numbered_episodes, walks
 
 import kdp.runs
+from kdp.config import CPU_BATCH, GPU_BATCH, RunConfig
 from kdp.domains import DOMAINS, Domain
 from kdp.domains.maze2d import custom_maze
 from kdp.drift import DriftConfig
 from kdp.errors import UserError
 from kdp.methods import METHODS
 from kdp.networks import NetworkConfig, Sizes
-from kdp.runs import CPU_BATCH, GPU_BATCH, RunConfig, assemble, start_run
+from kdp.runs import assemble, start_run
 from kdp.sampler import FAR
 
 MAZE = replace(DOMAINS["maze2d-umaze"], episodes=lambda: walks([200]))

@@ -10,10 +10,11 @@ import torch
 from helpers import plain_normalizer, walks
 
 import kdp
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.networks import NetworkConfig
 from kdp.plan import Controller, Planner, Tracker
-from kdp.runs import CELLS, RunConfig, resume_run, start_run
+from kdp.runs import CELLS, resume_run, start_run
 from kdp.score import BETWEEN, LARGEST, STRAY, Arrival, Support
 
 GOAL = torch.tensor([[3.0, 0.0]])

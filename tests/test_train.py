@@ -14,11 +14,12 @@ from helpers import brief_inverse
 
 import kdp.train
 from kdp.checkpoint import load_tensors, save_tensors
+from kdp.config import RunConfig
 from kdp.drift import DriftConfig
 from kdp.keys import Condition
 from kdp.methods import METHODS
 from kdp.networks import NetworkConfig
-from kdp.runs import RunConfig, resume_run, start_run
+from kdp.runs import resume_run, start_run
 from kdp.sampler import Batch, Sampler
 from kdp.train import MODEL, TRAINING, LoopConfig, Update
 

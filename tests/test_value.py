@@ -12,13 +12,14 @@ from helpers import brief_inverse
 
 import kdp
 from kdp.checkpoint import load_tensors
+from kdp.config import RunConfig
 from kdp.domains import Domain
 from kdp.drift import EPS, Field, ascend
 from kdp.errors import UserError
 from kdp.keys import Clamp
 from kdp.methods import METHODS
 from kdp.networks import NetworkConfig
-from kdp.runs import RunConfig, resume_run, start_run
+from kdp.runs import resume_run, start_run
 from kdp.sampler import generator
 from kdp.train import TRAINING
 from kdp.value import Value, ValueConfig

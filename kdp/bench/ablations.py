@@ -16,10 +16,10 @@ from kdp.bench.jobs import EPISODES, Judging, Protocol, Training, judge_all, tra
 from kdp.bench.locomotion import RANKED, UNRANKED
 from kdp.bench.locomotion import VARIANTS as VALUE_VARIANTS
 from kdp.bench.maze2d import quick_config
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.drift import DriftConfig
 from kdp.networks import NetworkConfig
-from kdp.runs import RunConfig
 
 BASES = ("joint", "keyed")
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -15,9 +15,9 @@ from rich.table import Table
 from kdp.bench.jobs import Judging, Protocol, Training, judge_all, train_all
 from kdp.bench.results import read
 from kdp.bench.tables import field_cells
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.drift import DriftConfig
-from kdp.runs import RunConfig
 
 TASKS = {"maze2d-umaze": 2500, "toy": 3000, "toy-three": 3000}  # training steps
 

@@ -22,12 +22,13 @@ from kdp.bench.evaluate import Episode, evaluate, plan_ms_p50
 from kdp.bench.results import append, holds, read, row
 from kdp.bench.samples import held_out_measures, on_the_way, wall_share
 from kdp.checkpoint import load_tensors
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS, Domain
 from kdp.drift import DriftConfig
 from kdp.errors import UserError
 from kdp.judge import draw_episodes
 from kdp.provenance import commit
-from kdp.runs import CONFIG, RunConfig, assemble, load, read_config, resume_run, start_run
+from kdp.runs import CONFIG, assemble, load, read_config, resume_run, start_run
 from kdp.train import TRAINING, Budget, Outcome
 from kdp.windows import Episodes
 

@@ -14,13 +14,13 @@ from kdp.bench.jobs import Judging, Protocol, Training, judge_all, said, side_by
 from kdp.bench.peer_settings import PEERS
 from kdp.bench.peers import is_trained, load_peer, peer_about, train_peer
 from kdp.bench.results import append, holds, read, row
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.domains.locomotion import BODIES
 from kdp.domains.locomotion import TASKS as SETS
 from kdp.drift import DriftConfig
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.provenance import commit
-from kdp.runs import RunConfig
 from kdp.value import ValueConfig
 
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)

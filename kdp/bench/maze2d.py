@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from kdp.bench.jobs import EPISODES, Judging, Protocol, Training, judge_all, train_all
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.methods.diffuser import DiffusionConfig
-from kdp.runs import RunConfig
 
 TASKS = ("maze2d-umaze", "maze2d-medium", "maze2d-large")
 EXECUTORS = ("track", "inverse", "action")

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from kdp.bench.jobs import EPISODES, Judging, Training, judge_all, train_all
 from kdp.bench.maze2d import PROTOCOLS, maze_runs
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.errors import UserError, did_you_mean
-from kdp.runs import RunConfig, read_config
+from kdp.runs import read_config
 
 CANDIDATES = (1, 4, 16, 64, 256)
 HORIZONS = (96, 128, 192, 256, 384)

@@ -16,6 +16,7 @@ from torch import Tensor
 from kdp.backends import choose
 from kdp.bench.results import Row
 from kdp.checkpoint import FORMAT, save_json, save_tensors
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS, Domain
 from kdp.domains.maze2d import custom_maze
 from kdp.errors import UserError
@@ -25,7 +26,7 @@ from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
 from kdp.plan import Planner
 from kdp.provenance import commit, device_name, versions
-from kdp.runs import CONFIG, RunConfig, build_learner, load, read_config
+from kdp.runs import CONFIG, build_learner, load, read_config
 from kdp.train import MODEL
 from kdp.value import ValueConfig
 

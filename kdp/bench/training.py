@@ -17,9 +17,10 @@ from rich.table import Table
 from torch import nn
 
 from kdp.bench.results import Row, Rows, append, row
+from kdp.config import RunConfig
 from kdp.domains import DOMAINS, Domain
 from kdp.inverse import InverseModel
-from kdp.runs import Parts, RunConfig, assemble
+from kdp.runs import Parts, assemble
 from kdp.train import GRAPH_AFTER, Update, move_average
 from kdp.value import Scored
 from kdp.windows import Episodes
