@@ -151,8 +151,9 @@ class Value(nn.Module):
         mean = slopes.mean(0) * self.where
         size = (mean.square().sum() / self.where.expand_as(mean).sum()).sqrt()
         if self.config.heads > 1:
+            variance = (slopes - slopes.mean(0)).square().sum(0) / (len(slopes) - 1)  # much faster than slopes.var(0)
             square = mean.square()
-            mean = mean * square / (square + slopes.var(0) + EPS**2)
+            mean = mean * square / (square + variance + EPS**2)
         return Slope(mean, size, self.where)
 
     def cautious(self, each: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from helpers import brief_inverse, walks
 
 import kdp
 from kdp import backends
-from kdp.backends import compiled
+from kdp.backends import compiled, runtimes
 from kdp.backends.onnx import write_onnx
 from kdp.backends.runtimes import OnnxRuntime
 from kdp.backends.whole import WholePlan
@@ -178,6 +178,7 @@ def test_several_threads_share_the_candidates_and_rank_them_together(folder, nam
     eager = kdp.load(folder(name), backend="eager")
     calls = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(runtimes, "FEWEST", 8)
     monkeypatch.setattr(OnnxRuntime, "_run", record_calls(OnnxRuntime._run, calls))
     fast = kdp.load(folder(name), backend="onnx")
     for candidates, parts in ((1, 1), (15, 1), (16, 2), (25, 3), (64, 3)):

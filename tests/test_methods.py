@@ -22,6 +22,7 @@ from kdp.drift import DriftConfig
 from kdp.keys import Clamp, Condition
 from kdp.methods import METHODS, diffuser
 from kdp.methods.diffuser import GRAPHS, Diffuser, DiffusionConfig, cosine_schedule, gradient, normal, transition
+from kdp.methods.kdp import spread
 from kdp.networks import NetworkConfig, ResidualMLP, TemporalUNet, UNetBackbone
 from kdp.plan import Controller, Planner
 from kdp.runs import assemble, resume_run, start_run
@@ -636,3 +637,8 @@ def test_bc_learns_the_mean_which_is_no_way_to_act(tmp_path):
         near.append(TWO.nearest_mode(window, context)[0] >= 0)
         assert abs(window[..., 3]).max() < 0.5  # the modes go at about 1 and -1
     assert np.mean(near) < 0.05
+
+
+def test_the_spread_among_samples_is_their_standard_deviation():
+    x = torch.randn(5, 4, 3, 2, generator=random(0), dtype=torch.float64)
+    torch.testing.assert_close(spread(x), x.std(1).mean())

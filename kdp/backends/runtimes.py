@@ -13,7 +13,7 @@ import numpy as np
 from kdp.errors import UserError
 
 INPUTS, OUTPUTS, VOTES = ("observation", "noise", "goal"), ("candidates", "scores", "chosen"), "votes"
-FEWEST = 8  # candidates that are worth a thread of their own
+FEWEST = 64  # candidates that are worth a thread of their own: handing work over costs half a millisecond
 
 
 class Runtime(Protocol):

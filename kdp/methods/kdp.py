@@ -70,8 +70,9 @@ class KDP(nn.Module):
             if value is not None and value.config.ascent:
                 field = ascend(field, *value.slope(x), value.config.ascent)
         loss, metrics = drift_loss(x, field, self.weight)
-        spread = {"sample/spread": x.detach().std(1).mean()} if self.samples > 1 else {}
-        return loss, metrics | spread
+        if self.samples > 1:
+            metrics = metrics | {"sample/spread": spread(x.detach())}
+        return loss, metrics
 
     def log_weight(self, batch: Batch, value: Value | None = None) -> Tensor:
         """(B,P): how much each positive counts, by its key, in goal problems by how soon it arrives, and by how much
@@ -84,3 +85,9 @@ class KDP(nn.Module):
             advantage = value.advantage(batch.positives)
             weight = weight + value.config.tilt * advantage / (rms(advantage) + EPS)
         return weight
+
+
+def spread(x: Tensor) -> Tensor:
+    """x (B,G,...) -> () standard deviation among the G, mean over the rest. (torch.std over an inner axis of few took a
+    fifth of a training step.)"""
+    return ((x - x.mean(1, keepdim=True)).square().sum(1) / (x.shape[1] - 1)).sqrt().mean()
