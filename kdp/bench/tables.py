@@ -333,7 +333,8 @@ def latencies(rows: Rows) -> dict[str, Rows]:
     found: dict[str, Rows] = {}
     for row in rows:
         kdp = f", KDP by {row['kdp_backend']}" if row["kdp_backend"] else ""
-        found.setdefault(f"{row['task']}, horizon {row['horizon']}, {row['device']}{kdp}", []).append(row)
+        device = row["device"].replace("1 threads", "1 thread")  # as older rows have it
+        found.setdefault(f"{row['task']}, horizon {row['horizon']}, {device}{kdp}", []).append(row)
     for title, mine in found.items():
         last = [row for row in mine if (row["commit"], row["command"]) == (mine[-1]["commit"], mine[-1]["command"])]
         found[title] = list({(row["subject"], row["candidates"]): row for row in last}.values())
