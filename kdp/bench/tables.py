@@ -179,7 +179,9 @@ def ablations_page(rows: Rows) -> str:
     for task, base in dict.fromkeys((group[0]["task"], group[0]["base"]) for group in groups):
         mine = [group for group in groups if (group[0]["task"], group[0]["base"]) == (task, base)]
         by = {(group[0]["variant"], group[0]["executor"], group[0]["candidates"]): group for group in mine}
-        ways = list(dict.fromkeys((group[0]["executor"], group[0]["candidates"]) for group in mine))
+        ways = sorted(
+            {(g[0]["executor"], g[0]["candidates"]) for g in mine}, key=lambda w: (EXECUTORS.index(w[0]), -w[1])
+        )
         body = []
         for variant in dict.fromkeys(group[0]["variant"] for group in mine):
             judged = [by.get((variant, *way), []) for way in ways]
@@ -200,7 +202,7 @@ def ablations_page(rows: Rows) -> str:
     note = (
         "Trained on nine tenths of the episodes; energy score (smaller is better) and diversity of the first action on "
         "the rest. Scores: mean ± standard error over seeds, by executor and number of candidates, planning at every "
-        "step."
+        "step. Walls: with the first of them."
     )
     return "\n".join([*lines, *prose(note), "", *origin(groups), ""])
 
