@@ -160,7 +160,7 @@ class Planner:
         here, there = asked(observation, goal, self.state_dim, len(self.goal_dims))
         check_candidates(candidates)
         told = [torch.from_numpy(row) for row in (here, there) if row is not None]
-        windows, best, scores, chosen = self._decide(told, candidates, torch.Generator().manual_seed(seed))
+        windows, best, scores, chosen = self._decide(told, candidates, seed)
         passed = time.perf_counter() - begin
 
         def fetch() -> np.ndarray:
@@ -168,16 +168,15 @@ class Planner:
 
         return Plan(best, scores, chosen, self.state_dim, self.action_dim, passed, fetch)
 
-    def _decide(
-        self, told: list[Tensor], candidates: int, generator: torch.Generator
-    ) -> tuple[Tensor, np.ndarray, np.ndarray, int]:
+    def _decide(self, told: list[Tensor], candidates: int, seed: int) -> tuple[Tensor, np.ndarray, np.ndarray, int]:
         """One plan: the candidates (K,L,D), left where they are, and in the CPU's memory the best of them, the scores
-        and the choice."""
-        brief = getattr(self.whole, "brief", None)  # a backend that answers in the CPU's memory by itself
-        if brief is not None and self.computed is not None:
-            windows, answer = brief(told[0], self.computed.draw(1, candidates, generator), *told[1:])
+        and the choice. The noise is drawn on the planner's device: a seed's is not the same on a GPU as on a CPU."""
+        decide = getattr(self.whole, "decide", None)  # a backend that draws the noise, and answers in the CPU's memory
+        if decide is not None:
+            windows, answer = decide(candidates, seed, *told)
         else:
-            plans = self.plan_batch(told[0], told[1] if len(told) > 1 else None, candidates, generator)
+            random = torch.Generator(self.device).manual_seed(seed)
+            plans = self.plan_batch(told[0], told[1] if len(told) > 1 else None, candidates, random)
             if not plans.candidates.is_cuda:
                 at = int(plans.chosen[0])
                 return plans.candidates[0], plans.candidates[0, at].numpy(), plans.scores[0].numpy(), at

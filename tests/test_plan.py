@@ -110,14 +110,15 @@ def test_a_plan_is_sent_to_another_process_with_all_its_candidates():
     assert sent.chosen == plan.chosen and np.array_equal(sent.actions, plan.actions)
 
 
-def test_a_backend_may_answer_briefly_and_keep_the_candidates():
+def test_a_backend_may_draw_the_noise_and_keep_the_candidates():
     class Short:
         def __init__(self, whole):
             self.whole = whole
 
         @torch.no_grad()
-        def brief(self, *told):
-            plans = Plans(*self.whole(*told))
+        def decide(self, candidates, seed, observation, goal):
+            noise = self.whole.method.draw(1, candidates, torch.Generator().manual_seed(seed))
+            plans = Plans(*self.whole(observation, noise, goal))
             return plans.candidates, plans.brief
 
     plain = planner(scorer=lambda windows, goal: windows[:, :, -1, 2])

@@ -1,4 +1,5 @@
-"""A whole plan as one CUDA graph: generator, clamp, units, score and choice launched together, from static buffers."""
+"""A whole plan as one CUDA graph: noise, generator, clamp, units, score and choice launched together, from static
+buffers."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ class _Graph(NamedTuple):
     fetched: torch.cuda.Event  # when it last did
     answer: Tensor  # what must leave the GPU, in such memory
     answered: torch.cuda.Event
+    random: torch.Generator | None  # of the noise, where the graph draws it
 
 
 class Captured:
@@ -32,49 +34,58 @@ class Captured:
 
     def __init__(self, whole: WholePlan, function: Callable[..., tuple[Tensor, ...]] | None = None):
         self.whole, self.function = whole, function or whole
-        self.graphs: dict[tuple[torch.Size, ...], _Graph] = {}
+        self.graphs: dict[tuple[object, ...], _Graph] = {}
 
     @torch.no_grad()
     def __call__(self, *told: Tensor) -> tuple[Tensor, ...]:
-        graph = self._run(told)
+        graph = self._graph(told)
+        _fill(graph, told)
+        graph.recorded.graph.replay()
         return tuple(tensor.clone() for tensor in graph.recorded.output[:3])  # the next plan writes them anew
 
     @torch.no_grad()
-    def brief(self, *told: Tensor) -> tuple[Tensor, Tensor]:
-        """The candidates (N,K,L,D) on the GPU, and Plans.brief on the CPU: the one thing that is waited for."""
-        graph = self._run(told)
-        graph.answer.copy_(graph.recorded.output[3], non_blocking=True)
-        graph.answered.record()
-        candidates = graph.recorded.output[0].clone()
-        graph.answered.synchronize()
-        return candidates, graph.answer.clone()
-
-    def _run(self, told: tuple[Tensor, ...]) -> _Graph:
-        shapes = tuple(tensor.shape for tensor in told)
-        if shapes not in self.graphs:
-            if len(self.graphs) == GRAPHS:
-                del self.graphs[next(iter(self.graphs))]
-            self.graphs[shapes] = self._record(told, shapes)
-        graph = self.graphs[shapes]
+    def decide(self, candidates: int, seed: int, *told: Tensor) -> tuple[Tensor, Tensor]:
+        """The noise drawn on the GPU from the seed, the rest told -> the candidates (N,K,L,D), there, and Plans.brief
+        on the CPU: the one thing that is waited for."""
+        graph = self._graph(told, candidates)
+        assert graph.random is not None
+        graph.random.manual_seed(seed)
         _fill(graph, told)
         graph.recorded.graph.replay()
-        return graph
+        graph.answer.copy_(graph.recorded.output[3], non_blocking=True)
+        graph.answered.record()
+        windows = graph.recorded.output[0].clone()
+        graph.answered.synchronize()
+        return windows, graph.answer.clone()
 
-    def _record(self, told: tuple[Tensor, ...], shapes: tuple[torch.Size, ...]) -> _Graph:
-        sizes = [shape.numel() for shape in shapes]
-        first = torch.cat([tensor.reshape(-1).to(self.whole.state_mean.device) for tensor in told])
+    def _graph(self, told: tuple[Tensor, ...], candidates: int | None = None) -> _Graph:
+        key = (candidates, *(tensor.shape for tensor in told))
+        if key not in self.graphs:
+            if len(self.graphs) == GRAPHS:
+                del self.graphs[next(iter(self.graphs))]
+            self.graphs[key] = self._record(told, candidates)
+        return self.graphs[key]
+
+    def _record(self, told: tuple[Tensor, ...], candidates: int | None) -> _Graph:
+        """With a number of candidates the graph draws their noise, else it is told it."""
+        device, shapes = self.whole.state_mean.device, [tensor.shape for tensor in told]
+        first = torch.cat([tensor.reshape(-1).to(device) for tensor in told])
+        random = None if candidates is None else torch.Generator(device)
 
         def plan(flat: Tensor) -> tuple[Tensor, ...]:
-            parts = flat.split(sizes)
-            plans = Plans(*self.function(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True))))
+            parts = flat.split([shape.numel() for shape in shapes])
+            here, *rest = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+            if random is not None and candidates is not None:
+                rest.insert(0, self.whole.method.draw(len(here), candidates, random))
+            plans = Plans(*self.function(here, *rest))
             return *plans, plans.brief
 
-        recorded = Recorded(plan, (first,))
+        recorded = Recorded(plan, (first,), random)
         flat = recorded.inputs[0]
         assert flat is not None
         with torch.inference_mode(False):  # a tensor of inference mode could not be written to outside of it
             staged, answer = (torch.empty(t.shape, pin_memory=True) for t in (first, recorded.output[3]))
-        return _Graph(recorded, flat, staged, torch.cuda.Event(), answer, torch.cuda.Event())
+        return _Graph(recorded, flat, staged, torch.cuda.Event(), answer, torch.cuda.Event(), random)
 
 
 def _fill(graph: _Graph, told: tuple[Tensor, ...]) -> None:
