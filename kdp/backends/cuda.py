@@ -33,7 +33,7 @@ class Captured:
     """
 
     def __init__(self, whole: WholePlan, function: Callable[..., tuple[Tensor, ...]] | None = None):
-        self.whole, self.function = whole, function or whole
+        self.whole, self.function = whole, whole if function is None else function
         self.graphs: dict[tuple[object, ...], _Graph] = {}
 
     @torch.no_grad()
