@@ -38,7 +38,7 @@ class Plans(NamedTuple):
     @property
     def best(self) -> Tensor:
         """(N,L,D)"""
-        return self.candidates[torch.arange(len(self.chosen), device=self.chosen.device), self.chosen]
+        return self.candidates.take_along_dim(self.chosen[:, None, None, None], 1)[:, 0]
 
     @property
     def brief(self) -> Tensor:

@@ -261,7 +261,7 @@ def _computed(name: str, method: Any, sample: Any, device: torch.device) -> Back
             return None
         return make(name, WholePlan(method, normalizer, goal_dims, scorer).eval().requires_grad_(False).to(device))
 
-    return Backend(name, sample, method.draw, build, 1 if name in RUNTIMES else math.inf)
+    return Backend(name, sample, method.draw, build, 1 if name in (*RUNTIMES, "cuda") else math.inf)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -242,8 +242,9 @@ def test_another_of_our_scorers_keeps_the_backend_and_functions_do_without(folde
 
 def test_the_best_backend_that_is_installed_is_taken(folder, monkeypatch):
     planner = kdp.load(folder("kdp"))
-    assert planner.backend == next(name for name in backends.BEST if backends._installed(name))
+    assert planner.backend == next(name for name in backends.BEST["cpu"] if backends._installed(name))
     assert kdp.load(folder("ddim")).backend == "eager"  # many calls
+    assert [backends.choose(None, "cuda", calls) for calls in (1, 20)] == ["cuda", "eager"]
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     assert kdp.load(folder("kdp")).backend == "eager"
 
@@ -436,7 +437,8 @@ def test_a_graph_of_a_whole_plan_gives_the_eager_plan(folder, name, backend):
 
 @needs_gpu
 def test_a_graph_of_a_whole_plan_waits_for_nothing(folder):
-    planner = kdp.load(folder("kdp"), "cuda", backend="cuda")
+    planner = kdp.load(folder("kdp"), "cuda")
+    assert planner.backend == "cuda"
     told = planner.whole.whole.example(6)
     there = [tensor.cuda() for tensor in told]
     for given in (there, [tensor.cpu() for tensor in told]):

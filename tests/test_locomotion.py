@@ -689,6 +689,32 @@ def test_the_study_says_where_data_come_from(kdp_command):
     assert code == 2 and "kdp data collect --env Walker2d-v5 --policy walker2d-medium.npz" in err
 
 
+def test_learning_curves_of_the_variants(kdp_command, few_steps, tmp_path, monkeypatch):
+    monkeypatch.setenv("KDP_DATA", str(tmp_path / "data"))
+    Task("hopper", "medium").collect(few_steps)
+    words = (
+        "bench",
+        "curves",
+        "--quick",
+        "--tasks",
+        "hopper-medium",
+        "--methods",
+        "kdp,kdp-no-value,bc",
+        "--points",
+        2,
+    )
+    assert kdp_command(*words)[0] == 0
+    rows = read(tmp_path / "results/curves.jsonl")
+    told = [(r["variant"], r["method"], r["candidates"], r["train_steps"]) for r in rows]
+    ranked = [(variant, "kdp", 2, steps) for variant in ("kdp", "kdp-no-value") for steps in (1, 5)]
+    assert told == [*ranked, ("bc", "bc", 1, 1), ("bc", "bc", 1, 5)]
+    assert kdp_command("table")[0] == 0
+    page = (tmp_path / "docs/results/curves.md").read_text()
+    assert page.count("| hopper-medium | kdp-no-value") == 1 and "## hopper-medium, kdp, " in page
+    code, _, err = kdp_command("bench", "curves", "--tasks", "maze2d-umaze", "--methods", "kdp-no-value")
+    assert code == 2 and "'kdp-no-value' is not a method" in " ".join(err.split())
+
+
 def test_ablations_of_value_are_judged_ranked_and_not(kdp_command, few_steps, tmp_path, monkeypatch):
     monkeypatch.setenv("KDP_DATA", str(tmp_path / "data"))
     Task("hopper", "medium").collect(few_steps)

@@ -17,17 +17,19 @@ NEEDS: dict[str, tuple[str, str] | None] = {
     "onnx": ("onnxruntime", "onnx"),
     "openvino": ("openvino", "openvino"),
 }
-BEST = ("onnx", "openvino", "eager")  # the fastest first, for plans in one call on a CPU: docs/deploy.md
+BEST = {
+    "cpu": ("onnx", "openvino", "eager"),
+    "cuda": ("cuda",),
+}  # for plans in one call, the best first: docs/deploy.md
 
 
 def choose(name: str | None, device: str, calls: int = 1) -> str:
     """The backend that was asked for, if it can be had, or the best of those that are installed.
 
-    A plan of many network calls is a graph that takes longer to make than most programs plan, and the cuda backend
-    has yet to be measured: both are to be asked for.
+    A plan of many network calls is a graph that takes longer to make than most programs plan: it is to be asked for.
     """
     if name is None:
-        return next(one for one in BEST if _installed(one)) if device == "cpu" and calls == 1 else "eager"
+        return next(one for one in BEST.get(device, ("eager",)) if _installed(one)) if calls == 1 else "eager"
     if name not in NEEDS:
         raise UserError(f"{name!r} is not a backend. {did_you_mean(name, NEEDS)}")
     if name == "cuda" and device != "cuda":

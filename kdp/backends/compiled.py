@@ -13,11 +13,11 @@ from kdp.backends.whole import WholePlan
 
 def compiled(whole: WholePlan) -> Callable[..., tuple[Tensor, ...]]:
     """Compiled anew for every number of plans and candidates: static shapes are the fast ones."""
-    run = torch.compile(whole, dynamic=False)
     if whole.state_mean.is_cuda:
-        from kdp.backends.cuda import Captured
+        from kdp.backends.cuda import Captured, answering
 
-        return Captured(whole, run)
+        return Captured(whole, torch.compile(answering(whole), dynamic=False))
+    run = torch.compile(whole, dynamic=False)
 
     def plan(*told: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():

@@ -29,11 +29,12 @@ class _Graph(NamedTuple):
 class Captured:
     """The same function of the same tensors. What lies on the CPU is fetched by the GPU in one piece; nothing waits.
 
-    A graph is recorded for the first plan of a shape. `function` is what it records, the whole plan unless given.
+    A graph is recorded for the first plan of a shape. What it records is `answering` the whole plan, and may come
+    compiled.
     """
 
     def __init__(self, whole: WholePlan, function: Callable[..., tuple[Tensor, ...]] | None = None):
-        self.whole, self.function = whole, whole if function is None else function
+        self.whole, self.function = whole, answering(whole) if function is None else function
         self.graphs: dict[tuple[object, ...], _Graph] = {}
 
     @torch.no_grad()
@@ -77,8 +78,7 @@ class Captured:
             here, *rest = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
             if random is not None and candidates is not None:
                 rest.insert(0, self.whole.method.draw(len(here), candidates, random))
-            plans = Plans(*self.function(here, *rest))
-            return *plans, plans.brief
+            return self.function(here, *rest)
 
         recorded = Recorded(plan, (first,), random)
         flat = recorded.inputs[0]
@@ -86,6 +86,16 @@ class Captured:
         with torch.inference_mode(False):  # a tensor of inference mode could not be written to outside of it
             staged, answer = (torch.empty(t.shape, pin_memory=True) for t in (first, recorded.output[3]))
         return _Graph(recorded, flat, staged, torch.cuda.Event(), answer, torch.cuda.Event(), random)
+
+
+def answering(whole: WholePlan) -> Callable[..., tuple[Tensor, ...]]:
+    """A whole plan that returns Plans.brief too."""
+
+    def plan(*told: Tensor) -> tuple[Tensor, ...]:
+        plans = Plans(*whole(*told))
+        return *plans, plans.brief
+
+    return plan
 
 
 def _fill(graph: _Graph, told: tuple[Tensor, ...]) -> None:

@@ -291,11 +291,12 @@ def curves_command(
 ) -> None:
     """The score over training time: each run is stopped, judged and resumed; rows go to results/.
 
-    Example: kdp bench curves --tasks maze2d-umaze --device cuda
+    Examples: kdp bench curves --tasks maze2d-umaze --device cuda
+    / kdp bench curves --tasks hopper-medium --methods kdp,kdp-no-value,bc --device cuda
 
     Args:
-        tasks: Mazes, separated by commas.
-        methods: Methods, separated by commas.
+        tasks: Mazes and collected locomotion sets, separated by commas.
+        methods: Methods, separated by commas; in locomotion also the study's variants of kdp.
         seeds: Runs of each.
         steps: Training steps; the domain's own unless given.
         points: Stops, each a constant factor after the last; the first at 1/64 of the training.
@@ -306,13 +307,16 @@ def curves_command(
         results: File to append to.
     """
     from kdp.bench.curves import bench_curves
+    from kdp.bench.locomotion import VARIANTS
     from kdp.bench.maze2d import PROTOCOLS, TASKS
+    from kdp.domains.locomotion import LOCOMOTION
 
     _check_study(seeds, jobs, device)
     if points < 2:
         raise UserError(f"points must be 2 or more, the last one the end of the training; got {points}.")
-    mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
-    bench_curves(mazes, named, seeds, steps, points, quick, jobs, device, runs, results, Console(stderr=True))
+    asked = _names("task", tasks, [*TASKS, *(domain.name for domain in LOCOMOTION)])
+    named = _names("method", methods, PROTOCOLS if set(asked) <= set(TASKS) else {**PROTOCOLS, **VARIANTS})
+    bench_curves(asked, named, seeds, steps, points, quick, jobs, device, runs, results, Console(stderr=True))
 
 
 @bench.command(name="training")

@@ -9,7 +9,9 @@ import numpy as np
 from rich.console import Console
 
 from kdp.bench.jobs import Judging, is_finished, judge_run, said, side_by_side, train_until
+from kdp.bench.locomotion import locomotion_runs, protocols
 from kdp.bench.maze2d import PROTOCOLS, maze_runs
+from kdp.bench.maze2d import TASKS as MAZES
 from kdp.bench.results import Rows, append, holds, read
 from kdp.domains import DOMAINS
 from kdp.runs import CONFIG
@@ -40,14 +42,21 @@ def bench_curves(
     console: Console,
 ) -> None:
     """A curve for each run; its rows are written when it is done."""
-    curves = []
-    for training in maze_runs(tasks, methods, seeds, None, quick, device, runs):
-        config = training.config if quick else replace(training.config, steps=steps)
-        training = replace(training, config=config)
-        protocol = PROTOCOLS[config.method][0]
-        judging = Judging("curves", training, protocol.quick() if quick else protocol, quick, 2 if quick else EPISODES)
-        curves.append(Curve(judging, spaced(config.for_domain(DOMAINS[config.dataset]).steps or 1, points)))
-        is_finished(training)  # refuses a folder with another run
+    judgings = [
+        Judging("curves", training, protocol.quick() if quick else protocol, quick, 2 if quick else EPISODES)
+        for training in maze_runs([task for task in tasks if task in MAZES], methods, seeds, None, quick, device, runs)
+        for protocol in PROTOCOLS[training.config.method][:1]
+    ]
+    judgings += [
+        Judging("curves", training, protocol, quick, 2 if quick else EPISODES, {"variant": variant})
+        for variant, training in locomotion_runs(
+            [task for task in tasks if task not in MAZES], methods, seeds, steps, quick, device, runs
+        )
+        for protocol in protocols(training.config.method, quick)[:1]
+    ]
+    curves = [curve_of(judging, steps, points) for judging in judgings]
+    for curve in curves:
+        is_finished(curve.judging.training)  # refuses a folder with another run
     for task in tasks:
         DOMAINS[task].episodes()  # made here, once, before the processes look for it
     for rows, stopped in side_by_side(follow, curves, jobs, "curves", console):
@@ -58,6 +67,15 @@ def bench_curves(
                 console.print(said(row), soft_wrap=True)
         if stopped:
             raise KeyboardInterrupt
+
+
+def curve_of(judging: Judging, steps: int | None, points: int) -> Curve:
+    """A run of so many steps, the domain's own unless given, and its stops."""
+    training = judging.training
+    if not judging.quick:
+        training = replace(training, config=replace(training.config, steps=steps))
+    total = training.config.for_domain(DOMAINS[training.config.dataset]).steps or 1
+    return Curve(replace(judging, training=training), spaced(total, points))
 
 
 def spaced(steps: int, points: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ same data, judged in the same episodes."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,26 @@ def collect_missing(tasks: list[str], policies: Path | None) -> None:
             domain.episodes()
 
 
+def locomotion_runs(
+    tasks: list[str], variants: list[str], seeds: int, steps: int | None, quick: bool, device: str, runs: Path
+) -> list[tuple[str, Training]]:
+    """Variants and their runs, in the order given; peers are not among them."""
+    studied = []
+    for task, variant, seed in product(tasks, [name for name in variants if name in VARIANTS], range(seeds)):
+        config = replace(RunConfig(task, seed=seed, steps=steps), **VARIANTS[variant])
+        if quick:
+            config = replace(config, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
+        name = f"{task}-{variant}-{seed}{'-quick' if quick else ''}"
+        studied.append((variant, Training(config, runs / name, device)))
+    return studied
+
+
+def protocols(method: str, quick: bool) -> list[Protocol]:
+    """How a method is judged, the best of it first; regression has nothing to rank."""
+    asked = [UNRANKED] if method == "bc" else [RANKED, UNRANKED]
+    return [protocol.quick() for protocol in asked] if quick else asked
+
+
 def bench_locomotion(
     tasks: list[str],
     variants: list[str],
@@ -80,20 +101,13 @@ def bench_locomotion(
     console: Console,
 ) -> None:
     """Runs are kept in `runs`: a study that was stopped goes on where it stopped, and does nothing twice."""
-    trainings, judgings = [], []
-    for task in tasks:
-        for variant in [name for name in variants if name in VARIANTS]:
-            for seed in range(seeds):
-                config = replace(RunConfig(task, seed=seed, steps=steps), **VARIANTS[variant])
-                if quick:
-                    config = replace(config, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
-                name = f"{task}-{variant}-{seed}{'-quick' if quick else ''}"
-                training = Training(config, runs / name, device)
-                trainings.append(training)
-                for protocol in (UNRANKED,) if config.method == "bc" else (RANKED, UNRANKED):
-                    labels, episodes = {"variant": variant}, 2 if quick else EPISODES
-                    asked = protocol.quick() if quick else protocol
-                    judgings.append(Judging("locomotion", training, asked, quick, episodes, labels))
+    studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs)
+    trainings = [training for _, training in studied]
+    judgings = [
+        Judging("locomotion", training, asked, quick, 2 if quick else EPISODES, {"variant": variant})
+        for variant, training in studied
+        for asked in protocols(training.config.method, quick)
+    ]
     opponents = [
         Opponent(name, task, seed, quick, 5 if quick else peer_steps, 2 if quick else EPISODES, device, runs)
         for name in variants

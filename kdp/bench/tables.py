@@ -255,12 +255,12 @@ def scaling_lines(rows: Rows) -> dict[str, dict[str, list[Line]]]:
 
 def curves_page(rows: Rows) -> str:
     """The score at each stop, and the minutes until nine tenths of the final one."""
-    groups = latest(rows, ("task", "method", "device"), each=("seed", "train_steps"))
+    groups = latest(rows, ("task", "method", "variant", "device"), each=("seed", "train_steps"))
     lines = ["# Score over training time", "", "Written by `kdp table` from `results/curves.jsonl`.", ""]
     body = []
     for group in groups:
         times, ends = reached(group), _ends(group)
-        cells = [group[0]["task"], group[0]["method"], group[0]["device"], _few({row.get("jobs") for row in group})]
+        cells = [*_of_curve(group[0]), _few({row.get("jobs") for row in group})]
         cells += [str(len(ends)), score(ends), mean(ends, "train_minutes", "{:.2f}")]
         body.append([*cells, f"{np.mean(times):.2f}" if times else ""])
     lines += markdown(["task", "method", "device", "jobs", "seeds", "final score", "minutes", "to 90 %"], body)
@@ -272,10 +272,15 @@ def curves_page(rows: Rows) -> str:
     lines += ["", *prose(note), ""]
     for group in groups:
         stops = [[r for r in group if r["train_steps"] == s] for s in sorted({r["train_steps"] for r in group})]
-        lines += [f"## {group[0]['task']}, {group[0]['method']}, {group[0]['device']}", ""]
+        lines += [f"## {', '.join(_of_curve(group[0]))}", ""]
         body = [[str(s[0]["train_steps"]), mean(s, "train_minutes", "{:.2f}"), score(s)] for s in stops]
         lines += [*markdown(["steps", "minutes", "score"], body), ""]
     return "\n".join([*lines, *origin(groups), ""])
+
+
+def _of_curve(row: Row) -> list[str]:
+    """What was trained, and where."""
+    return [row["task"], row.get("variant") or row["method"], row["device"]]
 
 
 def latency_page(rows: Rows) -> str:
