@@ -57,8 +57,17 @@ def start_run(
     check_value(config, domain)
     episodes = domain.episodes()
     parts = assemble(config, domain, episodes, device)
+    about = describe(config, domain, episodes, device)
+    _writable(folder)
+    save_json(folder / CONFIG, about)
+    save_inverse(folder, parts.inverse)
+    return train_parts(config, parts, folder, resume=False, stop_after=stop_after, console=console)
+
+
+def describe(config: RunConfig, domain: Domain, episodes: Episodes, device: str) -> dict[str, Any]:
+    """config.json of a run."""
     scorer = None if domain.scorer is None else asdict(replace(domain.scorer, stride=config.stride or 1))
-    about = {
+    return {
         "format": FORMAT,
         "config": asdict(config),
         "domain": domain.name if domain.source is None and domain.name in DOMAINS else None,
@@ -73,10 +82,6 @@ def start_run(
         "versions": versions(),
         "device": device_name(device),
     }
-    _writable(folder)
-    save_json(folder / CONFIG, about)
-    _save_inverse(folder, parts.inverse)
-    return _train(config, parts, folder, False, stop_after, console)
 
 
 def resume_run(
@@ -100,8 +105,8 @@ def resume_run(
     normalizer = Normalizer.fit(episodes.observations, episodes.actions).to(device)
     parts = assemble(config, domain, episodes, device, _load_inverse(folder, normalizer, device))
     if not (folder / INVERSE).exists():
-        _save_inverse(folder, parts.inverse)
-    return _train(config, parts, folder, True, stop_after, console)
+        save_inverse(folder, parts.inverse)
+    return train_parts(config, parts, folder, resume=True, stop_after=stop_after, console=console)
 
 
 class Parts(NamedTuple):
@@ -144,7 +149,10 @@ def assemble(
         push = domain.push * (episodes.observations[config.stride :] - episodes.observations[: -config.stride]).std(0)
     table = GPU_TABLE if torch.device(device).type == "cuda" else CPU_TABLE
     if config.steps is not None:
-        table = min(table, max(SMALL_TABLE, config.steps * conditions))  # a short run would not use all of it
+        used = config.steps * conditions
+        table = min(table, max(SMALL_TABLE, used))  # a short run would not use all of it
+        if domain.goals is None and len(windows) ** 2 <= used * table:  # less work than table after table
+            table = max(table, len(windows))
     support = None
     if domain.scorer is not None:
         places = episodes.observations[:, list(domain.scorer.dims)]
@@ -288,7 +296,10 @@ def fingerprint(episodes: Episodes) -> dict[str, Any]:
     return {"name": episodes.name, "steps": len(episodes), "episodes": count, "sha256": digest.hexdigest()[:16]}
 
 
-def _train(config: RunConfig, parts: Parts, folder, resume, stop_after, console) -> Outcome:
+def train_parts(
+    config: RunConfig, parts: Parts, folder: Path, *, resume: bool, stop_after: int | None, console: Console | None
+) -> Outcome:
+    """The loop, with what a planner needs beside the weights."""
     extra = {f"normalizer.{k}": v for k, v in parts.normalizer.tensors().items()}
     if parts.support is not None:
         extra |= {f"support.{k}": v for k, v in parts.support.tensors().items()}
@@ -306,7 +317,7 @@ def _train(config: RunConfig, parts: Parts, folder, resume, stop_after, console)
     )
 
 
-def _save_inverse(folder: Path, model: InverseModel) -> None:
+def save_inverse(folder: Path, model: InverseModel) -> None:
     save_tensors(folder / INVERSE, model.state_dict(), {"gap": model.gap, "ahead": model.ahead})
 
 

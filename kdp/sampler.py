@@ -19,7 +19,7 @@ Sight = Callable[[Tensor, Tensor], Tensor]
 
 BLOCK = 1 << 13  # windows gathered at once
 FAR = 1e3  # added to the distance of neighbours that are out of sight: they attract nothing
-LARGEST = 1 << 28  # numbers in a table's windows: a gigabyte
+LARGEST = 1 << 29  # numbers in a table's windows: two gigabytes
 
 
 @dataclass(frozen=True)

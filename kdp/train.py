@@ -192,11 +192,24 @@ class Update:
 
     def advance(self) -> Tensor:
         """The weights, by the gradients that are there -> their norm."""
-        norm, *_ = [nn.utils.clip_grad_norm_(group["params"], self.clip) for group in self.optimizer.param_groups]
+        runs = getattr(self.method, "stacked", None)
+        norm, *_ = [clip(group["params"], self.clip, runs) for group in self.optimizer.param_groups]
         self.optimizer.step()
         if hasattr(self.method, "settle"):
             self.method.settle()  # type: ignore[operator]
         return norm
+
+
+def clip(parameters: list[nn.Parameter], largest: float, runs: int | None) -> Tensor:
+    """Gradients of a larger norm are shortened to it -> the norm; in a stack of runs, each run's by its own."""
+    if runs is None:
+        return nn.utils.clip_grad_norm_(parameters, largest)
+    slopes = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = torch.stack([slope.reshape(runs, -1).norm(dim=1) for slope in slopes]).norm(dim=0)
+    share = (largest / (norms + 1e-6)).clamp_max(1)
+    for slope in slopes:
+        slope.mul_(share.view(runs, *[1] * (slope.dim() - 1)))
+    return norms.mean()
 
 
 @torch.no_grad()

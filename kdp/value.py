@@ -145,9 +145,8 @@ class Value(nn.Module):
     def slope(self, windows: Tensor) -> Slope:
         """windows (B,G,L,D) -> the slope of J. A coordinate on whose slope the ensemble disagrees counts less, by
         mean^2 / (mean^2 + variance)."""
-        with torch.enable_grad():
-            x = windows.detach().expand(self.config.heads, *windows.shape).clone().requires_grad_()
-            (slopes,) = torch.autograd.grad(self.apart(x).sum(), x)
+        x = windows.detach().expand(self.config.heads, *windows.shape)
+        slopes = torch.func.grad(lambda x: self.apart(x).sum())(x)
         mean = slopes.mean(0) * self.where
         size = (mean.square().sum() / self.where.expand_as(mean).sum()).sqrt()
         if self.config.heads > 1:

@@ -689,6 +689,17 @@ def test_the_study_says_where_data_come_from(kdp_command):
     assert code == 2 and "kdp data collect --env Walker2d-v5 --policy walker2d-medium.npz" in err
 
 
+def test_seeds_may_be_trained_together(kdp_command, few_steps, tmp_path):
+    words = ("bench", "locomotion", "--quick", "--tasks", "hopper-medium", "--variants", "kdp", "--policies", few_steps)
+    assert kdp_command(*words, "--seeds", 2, "--stack", "--no-timed")[0] == 0
+    rows = read(tmp_path / "results/locomotion.jsonl")
+    told = [(r["seed"], r["candidates"], r["stacked"], r["train_steps"]) for r in rows]
+    assert told == [(0, 2, 2, 5), (0, 1, 2, 5), (1, 2, 2, 5), (1, 1, 2, 5)]
+    assert rows[0]["return_mean"] != rows[2]["return_mean"]
+    assert kdp_command(*words, "--seeds", 3, "--stack", "--no-timed")[0] == 0  # one is left to train: alone
+    assert [r["stacked"] for r in read(tmp_path / "results/locomotion.jsonl")[4:]] == [None, None]
+
+
 def test_learning_curves_of_the_variants(kdp_command, few_steps, tmp_path, monkeypatch):
     monkeypatch.setenv("KDP_DATA", str(tmp_path / "data"))
     Task("hopper", "medium").collect(few_steps)

@@ -140,3 +140,16 @@ def test_a_horizon_that_does_not_fit_is_refused_before_anything_is_fitted(monkey
     monkeypatch.setattr(kdp.runs, "fit_inverse", late)
     with pytest.raises(UserError, match="horizon must not be longer"):
         start_run(replace(SMALL, horizon=400), tmp_path / "run", domain=MAZE)
+
+
+def test_neighbours_come_from_all_the_data_where_that_is_less_work_than_table_after_table(monkeypatch):
+    monkeypatch.setattr("kdp.runs.CPU_TABLE", 50)
+    monkeypatch.setattr("kdp.runs.SMALL_TABLE", 10)
+    free = replace(DOMAINS["hopper-medium"], episodes=lambda: walks([60, 50]), horizon=4)
+    config = replace(SMALL, dataset="hopper-medium", horizon=16, stride=8)
+    sizes = {}
+    for domain in (free, MAZE):
+        for steps in (10, 100):  # 4 conditions each
+            parts = assemble(replace(config, steps=steps).for_domain(domain), domain, walks([60, 50]), "cpu")
+            sizes[domain.name, steps] = parts.sampler.size
+    assert list(sizes.values()) == [40, 110, 40, 50]  # goals are drawn anew with every table

@@ -114,6 +114,7 @@ def locomotion_command(
     policies: Path | None = None,
     quick: bool = False,
     timed: bool = True,
+    stack: bool = False,
     device: Device = "cpu",
     runs: Path = Path("runs/bench-locomotion"),
     results: Path = Path("results/locomotion.jsonl"),
@@ -134,6 +135,8 @@ def locomotion_command(
         policies: Folder of behaviour policies, from which data that are not there yet are collected.
         quick: A few steps and episodes of everything, to see that it runs.
         timed: Take the time of a decision, too: not where something else runs on the machine.
+        stack: Train the seeds of a variant together, each step one call for all of them; for a GPU. The rows say so:
+            their minutes are those of all.
         device: cpu, or cuda where there is one.
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
@@ -148,7 +151,8 @@ def locomotion_command(
     chosen = known if variants == "all" else _names("variant", variants, known)
     collect_missing(names, policies)
     console = Console(stderr=True)
-    bench_locomotion(names, chosen, seeds, jobs, steps, peer_steps, quick, timed, device, runs, results, console)
+    given = (seeds, jobs, steps, peer_steps, quick, timed, stack, device, runs, results, console)
+    bench_locomotion(names, chosen, *given)
 
 
 @bench.command(name="ablations")

@@ -29,6 +29,7 @@ from kdp.errors import UserError
 from kdp.judge import draw_episodes
 from kdp.provenance import commit
 from kdp.runs import CONFIG, assemble, load, read_config, resume_run, start_run
+from kdp.stacked import train_stack
 from kdp.train import TRAINING, Budget, Outcome
 from kdp.windows import Episodes
 
@@ -82,12 +83,16 @@ class Judging:
     picture: Path | None = None
 
 
-def train_all(trainings: list[Training], jobs: int, console: Console) -> None:
-    """Trains what is not finished, in the order given."""
+def train_all(trainings: list[Training], jobs: int, console: Console, stack: bool = False) -> None:
+    """Trains what is not finished, in the order given. Stack: runs that differ in their seed alone, as one."""
     for task in dict.fromkeys(training.config.dataset for training in trainings):
         DOMAINS[task].episodes()  # made here, once, before the processes look for it
-    todo = [training for training in trainings if not is_finished(training)]
-    for outcome in side_by_side(train_run, todo, jobs, "training", console):
+    groups: dict[Any, list[Training]] = {}
+    for training in [training for training in trainings if not is_finished(training)]:
+        alone = not stack or (training.folder / CONFIG).exists()
+        same = training.folder if alone else replace(training, config=replace(training.config, seed=0), folder=Path())
+        groups.setdefault(same, []).append(training)
+    for outcome in side_by_side(train_group, groups.values(), jobs, "training", console):
         if not outcome.finished:
             raise KeyboardInterrupt
 
@@ -125,6 +130,15 @@ def side_by_side(
 def train_run(training: Training) -> Outcome:
     """Trains a run, or goes on where it stopped."""
     return train_until(training, None)
+
+
+def train_group(trainings: list[Training]) -> Outcome:
+    """Trains runs that differ in nothing but their seeds."""
+    first = trainings[0]
+    if len(trainings) == 1:
+        return train_run(first)
+    configs, folders = [training.config for training in trainings], [training.folder for training in trainings]
+    return train_stack(configs, folders, device=first.device, domain=_domain(first)[0])
 
 
 def train_until(training: Training, step: int | None) -> Outcome:
@@ -188,6 +202,7 @@ def told(about: dict[str, Any], training: Training) -> dict[str, Any]:
         "train_minutes": spent["elapsed"] / 60,
         "train_steps": spent["step"],
         "train_commit": about["commit"],
+        "stacked": about.get("stacked"),
         "config": config,
     }
 

@@ -95,6 +95,7 @@ def bench_locomotion(
     peer_steps: int,
     quick: bool,
     timed: bool,
+    stack: bool,
     device: str,
     runs: Path,
     results: Path,
@@ -115,7 +116,7 @@ def bench_locomotion(
         for task in tasks
         for seed in range(seeds)
     ]
-    train_all(trainings, jobs, console)
+    train_all(trainings, jobs, console, stack)
     list(side_by_side(train_opponent, opponents, jobs, "peers", console))
     judge_all(judgings, jobs, results, console, timed)
     rows = read(results)

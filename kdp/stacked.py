@@ -1,0 +1,127 @@
+"""Runs that differ in nothing but their seed, trained together: each step is one call for all of them, which a GPU that
+small networks leave idle hardly notices. They share a clock and the table that batches are drawn from, and end as
+ordinary runs."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from kdp.checkpoint import load_tensors, save_json, save_tensors
+from kdp.config import RunConfig
+from kdp.domains import Domain, find_domain
+from kdp.errors import UserError
+from kdp.runs import CONFIG, Parts, assemble, build_learner, describe, read_config, save_inverse, train_parts
+from kdp.sampler import Batch
+from kdp.train import METRICS, MODEL, TRAINING, Outcome
+
+
+def train_stack(
+    configs: Sequence[RunConfig],
+    folders: Sequence[Path],
+    *,
+    device: str = "cpu",
+    console: Console | None = None,
+    domain: Domain | None = None,
+    stop_after: int | None = None,
+) -> Outcome:
+    """Trains a run for each config into its folder. Until all are finished there is one folder for all, from which a
+    stopped training goes on."""
+    domain = domain or find_domain(configs[0].dataset)
+    configs = [config.for_domain(domain, device) for config in configs]
+    if any(replace(config, seed=0) != replace(configs[0], seed=0) for config in configs):
+        raise UserError("runs that are trained together must have the same settings but for their seeds.")
+    for config in configs:
+        config.check()
+    episodes, aside = domain.episodes(), folders[0].with_name(f"{folders[0].name}-and-{len(folders) - 1}-more")
+    if not (aside / CONFIG).exists():
+        save_json(aside / CONFIG, describe(configs[0], domain, episodes, device))
+    elif RunConfig.from_json(read_config(aside)["config"]) != configs[0]:
+        raise UserError(f"{aside} holds runs with other settings, not finished yet; remove it, or give another folder.")
+    learners, parts = apart(configs, domain, episodes, device)
+    parts = parts._replace(learner=stacked(learners))
+    outcome = train_parts(configs[0], parts, aside, resume=True, stop_after=stop_after, console=console)
+    if not outcome.finished:
+        return outcome
+    for number, (config, folder) in enumerate(zip(configs, folders, strict=True)):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_inverse(folder, parts.inverse)
+        for file in (MODEL, TRAINING):
+            tensors, about = load_tensors(aside / file)
+            save_tensors(folder / file, {name: one_of(name, t, number) for name, t in tensors.items()}, about)
+        shutil.copy(aside / METRICS, folder / METRICS)
+        save_json(folder / CONFIG, describe(config, domain, episodes, device) | {"stacked": len(folders)})
+    shutil.rmtree(aside)
+    return outcome
+
+
+def apart(configs: Sequence[RunConfig], domain: Domain, episodes: Any, device: str) -> tuple[list[Any], Parts]:
+    """The learners, each from its seed, and the parts that they share: batches are as large as all of theirs."""
+    config = configs[0]
+    assert config.batch
+    samples = config.drift.samples if config.method == "kdp" and config.drift.field == "joint" else 1
+    together = replace(config, batch=len(configs) * max(1, config.batch // samples) * samples)
+    parts = assemble(together, domain, episodes, device)
+    goal_dims = domain.goals.dims if domain.goals else ()
+    learners = [build_learner(one, episodes.state_dim, episodes.action_dim, goal_dims).to(device) for one in configs]
+    for learner in learners:
+        if parts.sampler.outcomes is not None:
+            learner.value.fit_scale(parts.sampler.outcomes.returns)
+    return learners, parts
+
+
+def stacked(learners: Sequence[nn.Module]) -> nn.Module:
+    """One learner whose every parameter and buffer is that of all of them, (R,...), and whose loss is the sum of
+    theirs: each has its part of the batch, noise of its own, and its own gradient."""
+    whole, template = copy.deepcopy(learners[0]), _Loss(copy.deepcopy(learners[0]))
+    for name, old in [*whole.named_parameters(), *whole.named_buffers()]:
+        path, _, leaf = name.rpartition(".")
+        new = torch.stack([_named(learner, name) for learner in learners]).detach()
+        holder = whole.get_submodule(path)
+        setattr(holder, leaf, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new)
+
+    def loss(batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        row = [None if t is None else t.unflatten(0, (len(learners), -1)) for t in batch.tensors()]
+
+        def one(state: dict[str, Tensor], *told: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+            return functional_call(template, state, (*told, generator))
+
+        state = {f"learner.{name}": t for name, t in (*whole.named_parameters(), *whole.named_buffers())}
+        axes = (dict.fromkeys(state, 0), *(None if t is None else 0 for t in row))
+        losses, metrics = vmap(one, axes, randomness="different")(state, *row)
+        return losses.sum(), {name: number.mean() for name, number in metrics.items()}
+
+    whole.loss, whole.stacked = loss, len(learners)  # type: ignore[assignment]
+    return whole
+
+
+def one_of(name: str, tensor: Tensor, number: int) -> Tensor:
+    """What a single run has of a stack's tensor. Units are the data's, and the optimizer counts its steps once."""
+    shared = name.startswith(("normalizer.", "support.")) or name.endswith(".step")
+    return tensor if shared else tensor[number]
+
+
+class _Loss(nn.Module):
+    """A learner whose call is its loss."""
+
+    def __init__(self, learner: nn.Module):
+        super().__init__()
+        self.learner = learner
+
+    def forward(self, *told: Any) -> Any:
+        *row, generator = told
+        return self.learner.loss(Batch.of(*row), generator)  # type: ignore[operator]
+
+
+def _named(learner: nn.Module, name: str) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    return getattr(learner.get_submodule(path), leaf)

@@ -1,0 +1,111 @@
+"""Runs that are trained together: each learns what it would learn alone, and is a run like any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import brief_inverse, walks
+
+import kdp
+from kdp.bench.jobs import Training, is_finished
+from kdp.checkpoint import load_tensors
+from kdp.config import RunConfig
+from kdp.domains import DOMAINS
+from kdp.drift import DriftConfig
+from kdp.errors import UserError
+from kdp.methods.kdp import KDP
+from kdp.networks import NetworkConfig
+from kdp.runs import CONFIG, read_config, start_run
+from kdp.sampler import Batch
+from kdp.stacked import apart, stacked, train_stack
+from kdp.train import METRICS, MODEL, TRAINING, LoopConfig, Update
+from kdp.value import ValueConfig
+
+SMALL = RunConfig("toy", steps=4, batch=16, network=NetworkConfig(width=8, blocks=1, channels=4, noise=2))
+CRITIC = ValueConfig("critic", targets="generator", ascent=0.3, tilt=1.0, width=8, layers=2)
+WALKS = replace(DOMAINS["hopper-medium"], episodes=lambda: walks([60, 50]), horizon=4)
+KINDS = {
+    "joint field, critic in it": {"value": CRITIC},
+    "published field, its scorer": {"drift": DriftConfig(field="keyed"), "value": ValueConfig("return", width=8)},
+    "regression": {"method": "bc", "value": ValueConfig("none")},
+}
+
+
+def seeds(config: RunConfig, count: int) -> list[RunConfig]:
+    return [replace(config, seed=seed) for seed in range(count)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_in_a_stack_learns_what_it_would_learn_alone(kind, monkeypatch):
+    """Given the same noise; the gradients are so much larger than the limit that all are shortened, each by its own."""
+    monkeypatch.setattr(KDP, "draw", lambda self, b, n, _: torch.linspace(-1, 1, b * n * self.noise).view(b, n, -1))
+    configs = [c.for_domain(WALKS) for c in seeds(replace(SMALL, dataset="hopper-medium", **KINDS[kind]), 3)]
+    loop = LoopConfig(clip=1e-3)
+    with brief_inverse():
+        learners, parts = apart(configs, WALKS, WALKS.episodes(), "cpu")
+    together, alone = Update(stacked(learners), loop), [Update(learner, loop) for learner in learners]
+    for step in range(3):
+        batch = parts.sampler(step)
+        together(batch, 0.01, step)
+        for number, update in enumerate(alone):
+            part = [None if t is None else t.chunk(3)[number] for t in batch.tensors()]
+            update(Batch.of(*part), 0.01, step)
+    state = together.method.state_dict()
+    assert all(state[name].shape[0] == 3 for name in state)
+    for number, learner in enumerate(learners):
+        for name, tensor in learner.state_dict().items():
+            torch.testing.assert_close(state[name][number], tensor, rtol=1e-4, atol=1e-6)
+    first = next(name for name in state if name.endswith("from_condition.1.weight"))
+    assert not torch.allclose(state[first][0], state[first][1])
+
+
+def test_a_stack_ends_as_ordinary_runs(tmp_path):
+    configs, folders = seeds(SMALL, 2), [tmp_path / "a", tmp_path / "b"]
+    assert train_stack(configs, folders).finished
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    plans = []
+    for config, folder in zip(configs, folders, strict=True):
+        assert is_finished(Training(config, folder, "cpu")) and (folder / METRICS).exists()
+        assert read_config(folder)["config"]["seed"] == config.seed and read_config(folder)["stacked"] == 2
+        planner = kdp.load(folder)
+        plans.append(planner.plan([0.0] * planner.state_dim, seed=1))
+    assert plans[0].best.shape == plans[1].best.shape and (plans[0].best != plans[1].best).any()
+    start_run(configs[0], tmp_path / "alone")
+    for file in (MODEL, TRAINING):
+        mine, its = (load_tensors(folder / file)[0] for folder in (folders[0], tmp_path / "alone"))
+        assert {name: t.shape for name, t in mine.items()} == {name: t.shape for name, t in its.items()}
+
+
+def test_a_stopped_stack_goes_on_and_ends_the_same(tmp_path):
+    whole, halves = ([tmp_path / f"{name}{seed}" for seed in range(2)] for name in ("whole", "half"))
+    train_stack(seeds(SMALL, 2), whole)
+    stopped = train_stack(seeds(SMALL, 2), halves, stop_after=2)
+    assert (stopped.step, stopped.finished) == (2, False) and not (halves[0] / CONFIG).exists()
+    with pytest.raises(UserError, match="holds runs with other settings"):
+        train_stack(seeds(replace(SMALL, batch=8), 2), halves)
+    assert train_stack(seeds(SMALL, 2), halves).step == 4
+    for one, other in zip(whole, halves, strict=True):
+        mine, its = (load_tensors(folder / MODEL)[0] for folder in (one, other))
+        assert all(torch.equal(mine[name], its[name]) for name in mine)
+
+
+def test_only_seeds_may_differ(tmp_path):
+    with pytest.raises(UserError, match="the same settings but for their seeds"):
+        train_stack([SMALL, replace(SMALL, batch=8)], [tmp_path / "a", tmp_path / "b"])
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_every_run_of_a_stack_keeps_both_modes(tmp_path, recwarn, device):
+    config = replace(SMALL, steps=300, value=ValueConfig("none"))
+    folders = [tmp_path / "a", tmp_path / "b"]
+    assert train_stack(seeds(config, 2), folders, device=device).finished
+    assert not [warning for warning in recwarn if "one by one" in str(warning.message)]  # on a GPU, graphs
+    for folder in folders:
+        planner = kdp.load(folder, device)
+        ends = planner.plan([0.5, 0.0, 0.0], candidates=64).candidates[:, -1, 1]
+        assert (ends > 0.2).mean() > 0.1 and (ends < -0.2).mean() > 0.1
