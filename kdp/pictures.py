@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACCENT, CANDIDATE, GOAL, INK, WALL = "#d6336c", "#868e96", "#f59f00", "#212529", "#343a40"
+SPAN = 10.0  # points of score that a picture shows at least: a standard error is not to look like a cliff
 COLOURS = (ACCENT, "#1c7ed6", "#2b8a3e", GOAL, "#7048e8", CANDIDATE)
 
 Panel = tuple[str, ArrayLike, ArrayLike, int]
@@ -111,6 +112,9 @@ def draw_scaling(path: str | Path, lines: dict[str, dict[str, list[Line]]]) -> P
         below.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         below.minorticks_off()
         below.set_xlabel(axis, color=INK)
+        low, high = above.get_ylim()
+        more = max(0.0, SPAN - (high - low)) / 2
+        above.set_ylim(low - more, high + more)
         above.set_ylabel("score", color=INK)
         below.set_ylabel("ms a decision", color=INK)
         for axes in (above, below):

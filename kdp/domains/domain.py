@@ -30,7 +30,6 @@ class Environments(Protocol):
 
     def reset(self, seeds: list[int]) -> tuple[np.ndarray, np.ndarray | None]:
         """-> observations (N,d_s), goals (N,d_g) or None."""
-        ...
 
     def step(self, actions: np.ndarray) -> Step: ...
 
