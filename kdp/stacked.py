@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, stack_module_state, vmap
 
 from kdp.checkpoint import load_tensors, save_json, save_tensors
 from kdp.config import RunConfig
@@ -23,6 +23,7 @@ from kdp.errors import UserError
 from kdp.runs import CONFIG, Parts, assemble, build_learner, describe, read_config, save_inverse, train_parts
 from kdp.sampler import Batch
 from kdp.train import METRICS, MODEL, TRAINING, Outcome
+from kdp.windows import Episodes
 
 
 def train_stack(
@@ -64,15 +65,13 @@ def train_stack(
     return outcome
 
 
-def apart(configs: Sequence[RunConfig], domain: Domain, episodes: Any, device: str) -> tuple[list[Any], Parts]:
+def apart(configs: Sequence[RunConfig], domain: Domain, episodes: Episodes, device: str) -> tuple[list[Any], Parts]:
     """The learners, each from its seed, and the parts that they share: batches are as large as all of theirs."""
-    config = configs[0]
-    assert config.batch
-    samples = config.drift.samples if config.method == "kdp" and config.drift.field == "joint" else 1
-    together = replace(config, batch=len(configs) * max(1, config.batch // samples) * samples)
-    parts = assemble(together, domain, episodes, device)
     goal_dims = domain.goals.dims if domain.goals else ()
     learners = [build_learner(one, episodes.state_dim, episodes.action_dim, goal_dims).to(device) for one in configs]
+    samples = getattr(learners[0], "method", learners[0]).samples
+    conditions = max(1, (configs[0].batch or 1) // samples)
+    parts = assemble(replace(configs[0], batch=len(configs) * conditions * samples), domain, episodes, device)
     for learner in learners:
         if parts.sampler.outcomes is not None:
             learner.value.fit_scale(parts.sampler.outcomes.returns)
@@ -83,11 +82,11 @@ def stacked(learners: Sequence[nn.Module]) -> nn.Module:
     """One learner whose every parameter and buffer is that of all of them, (R,...), and whose loss is the sum of
     theirs: each has its part of the batch, noise of its own, and its own gradient."""
     whole, template = copy.deepcopy(learners[0]), _Loss(copy.deepcopy(learners[0]))
-    for name, old in [*whole.named_parameters(), *whole.named_buffers()]:
+    parameters, buffers = stack_module_state(list(learners))
+    for name, tensor in {**parameters, **buffers}.items():
         path, _, leaf = name.rpartition(".")
-        new = torch.stack([_named(learner, name) for learner in learners]).detach()
-        holder = whole.get_submodule(path)
-        setattr(holder, leaf, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new)
+        new = nn.Parameter(tensor.detach(), tensor.requires_grad) if name in parameters else tensor
+        setattr(whole.get_submodule(path), leaf, new)
 
     def loss(batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         row = [None if t is None else t.unflatten(0, (len(learners), -1)) for t in batch.tensors()]
@@ -120,8 +119,3 @@ class _Loss(nn.Module):
     def forward(self, *told: Any) -> Any:
         *row, generator = told
         return self.learner.loss(Batch.of(*row), generator)  # type: ignore[operator]
-
-
-def _named(learner: nn.Module, name: str) -> Tensor:
-    path, _, leaf = name.rpartition(".")
-    return getattr(learner.get_submodule(path), leaf)

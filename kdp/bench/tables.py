@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from kdp.bench.latency import latency_lines, said_ratio, short
+from kdp.bench.markdown import few, markdown, mean, ms, origin, prose, score
 from kdp.bench.results import Row, Rows, latest, read
 from kdp.errors import UserError
 from kdp.files import replacing
@@ -128,17 +128,17 @@ def maze2d_summary(rows: Rows, curves: Rows) -> str:
         ]
         tracked = [by.get((*planner, "track"), []) for planner in planners]
         lines.append(["plans that touch a wall", *(mean(group, "walls", "{:.1%}") for group in tracked)])
-        lines.append(["ms a decision", *map(_ms, tracked)])
+        lines.append(["ms a decision", *map(ms, tracked)])
         lines.append(["minutes of training", *(mean(group, "train_minutes", "{:.1f}") for group in tracked)])
         for device in dict.fromkeys(where for where_task, _, where in soon if where_task == task):
             times = [soon.get((task, method, device), "") for method, _ in planners]
             lines.append([f"to 90 % of the score, {device}", *times])
         lines = [line for line in lines if any(line[1:])]
         body += [[task.removeprefix("maze2d-") if at == 0 else "", *line] for at, line in enumerate(lines)]
-    episodes = _few({row["episodes"] for group in groups for row in group})
+    episodes = few({row["episodes"] for group in groups for row in group})
     note = (
         f"Regenerated data, on D4RL's scale of returns; not D4RL's files. Mean ± standard error over seeds "
-        f"({_few({len(group) for group in groups})}), {episodes} episodes each, replanning at every step. K: "
+        f"({few({len(group) for group in groups})}), {episodes} episodes each, replanning at every step. K: "
         f"candidates a plan. Walls, ms and minutes: with the first executor. {PAPER}"
     )
     head = ["maze", "", *(f"{method}, K {k}" for method, k in planners)]
@@ -157,11 +157,11 @@ def locomotion_page(rows: Rows) -> str:
         if all(mine):
             average = f"{np.mean([np.mean([row['score'] for row in group]) for group in mine]):.1f}"
         some = [group for group in mine if group][0]
-        seeds = _few({len(group) for group in mine if group})
-        cells = [variant, str(k), *(score(group) for group in mine), average, seeds, str(some[0]["nfe"]), _ms(some)]
+        seeds = few({len(group) for group in mine if group})
+        cells = [variant, str(k), *(score(group) for group in mine), average, seeds, str(some[0]["nfe"]), ms(some)]
         body.append([*cells, mean([row for group in mine for row in group], "train_minutes", "{:.1f}")])
     head = ["method", "K", *tasks, "mean", "seeds", "calls", "ms", "min"]
-    episodes = _few({row["episodes"] for group in groups for row in group})
+    episodes = few({row["episodes"] for group in groups for row in group})
     note = (
         f"Regenerated data (collected from policies), not D4RL's files; returns on D4RL's scale. Mean ± standard "
         f"error over seeds, {episodes} episodes each. K: candidates, ranked by the learned scorer where there are "
@@ -232,7 +232,7 @@ def scaling_page(rows: Rows) -> str:
                 str(row["nfe"]),
                 str(row["bef"]),
             ]
-            body.append([*cells, _ms(group)])
+            body.append([*cells, ms(group)])
         lines += [f"## {axis}", "", *markdown(head, body), ""]
     note = "The track executor in closed loop; ms: median time of a decision for one robot, alone on the machine."
     return "\n".join([*lines, *prose(note), "", *origin(groups), ""])
@@ -260,7 +260,7 @@ def curves_page(rows: Rows) -> str:
     body = []
     for group in groups:
         times, ends = reached(group), _ends(group)
-        cells = [*_of_curve(group[0]), _few({row.get("jobs") for row in group})]
+        cells = [*_of_curve(group[0]), few({row.get("jobs") for row in group})]
         cells += [str(len(ends)), score(ends), mean(ends, "train_minutes", "{:.2f}")]
         body.append([*cells, f"{np.mean(times):.2f}" if times else ""])
     lines += markdown(["task", "method", "device", "jobs", "seeds", "final score", "minutes", "to 90 %"], body)
@@ -294,7 +294,7 @@ def latency_page(rows: Rows) -> str:
         lines += [f"## {title}", "", *markdown(head, [[cells[name] for name in head] for cells in body]), ""]
         loads = {f"{row['load']:.1f}" for row in mine if row["load"] is not None}
         about = f"Most memory held: {short(max(row['peak_mib'] or 0.0 for row in mine))} MiB."
-        lines += [*prose(about + (f" Load of the machine before: {_few(loads)}." if loads else "")), ""]
+        lines += [*prose(about + (f" Load of the machine before: {few(loads)}." if loads else "")), ""]
     note = (
         "Planners of one table took turns in one process, in a new order every round. ms, p95, p99: time of a decision "
         "for one robot, all K candidates and the scorer included (untrained networks do not rank a single one). "
@@ -317,7 +317,7 @@ def training_page(rows: Rows) -> str:
             cells += [short(at["steps_per_s"]), f"{at['windows_per_s']:.0f}"]
             body.append([*cells, *(f"{ms:.2f}" for ms in at["stages_ms"].values())])
         lines += [f"## {group[0]['task']}, {group[0]['device']}", "", *markdown(head, body), ""]
-        tables = f"{mean(group, 'table_s', '{:.1f}')} s for every {_few({at['table_steps'] for at in group})} steps"
+        tables = f"{mean(group, 'table_s', '{:.1f}')} s for every {few({at['table_steps'] for at in group})} steps"
         graph = " A step is one CUDA graph." if group[0]["graph"] else ""
         lines += [*prose(f"A table of windows and their neighbours takes {tables}, not counted here.{graph}"), ""]
     note = (
@@ -372,44 +372,6 @@ def _ends(group: Rows) -> Rows:
     return list({row["seed"]: row for row in sorted(group, key=lambda row: row["train_steps"])}.values())
 
 
-def score(group: Rows) -> str:
-    """Mean over seeds and its standard error."""
-    scores = np.array([row["score"] for row in group if row["score"] is not None])
-    error = f" ± {scores.std(ddof=1) / len(scores) ** 0.5:.1f}" if len(scores) > 1 else ""
-    return f"{scores.mean():.1f}{error}" if len(scores) else ""
-
-
-def mean(group: Rows, name: str, form: str) -> str:
-    """The mean of a column, where it is known."""
-    values = [row[name] for row in group if row.get(name) is not None]
-    return form.format(float(np.mean(values))) if values else ""
-
-
-def markdown(head: list[str], body: list[list[str]]) -> list[str]:
-    """The lines of a table, its columns under each other."""
-    widths = [max(len(cells[at]) for cells in [head, *body]) for at in range(len(head))]
-
-    def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
-
-    return [line(head), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, body)]
-
-
-def prose(text: str) -> list[str]:
-    return textwrap.wrap(text, 118)
-
-
-def origin(groups: list[Rows]) -> list[str]:
-    """Below a table: whose rows come from which commit and device."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in [row for group in groups for row in group]:
-        names = found.setdefault((str(row["commit"]), row["device"]), [])
-        names.append(f"{row['task']} {row['method']}")
-    said = [f"{commit} on {device}: {', '.join(dict.fromkeys(names))}" for (commit, device), names in found.items()]
-    quick = any(row.get("quick") for group in groups for row in group)
-    return prose(("From a --quick study: not results. " if quick else "") + f"Commits: {'; '.join(said)}.")
-
-
 def _maze_groups(rows: Rows) -> list[Rows]:
     """By maze, method and protocol, in the order of the tables: of each method's newest commit in a maze. Rows from
     before there were warm starts have none."""
@@ -424,7 +386,7 @@ def _maze_cells(group: Rows) -> list[str]:
     loop = _loop(row).replace(" loop", "").replace("closed, ", "").replace(" steps", "")
     cells = [row["method"], row["executor"], loop, str(row["candidates"]), str(len(group)), score(group)]
     cells += [mean(group, "success", "{:.0%}"), mean(group, "time_to_goal", "{:.0f}") or "-"]
-    cells += [mean(group, "walls", "{:.1%}"), str(row["nfe"]), _ms(group)]
+    cells += [mean(group, "walls", "{:.1%}"), str(row["nfe"]), ms(group)]
     return [*cells, mean(group, "train_minutes", "{:.1f}")]
 
 
@@ -437,16 +399,6 @@ def _order(row: Row) -> tuple[bool, bool, int, int]:
     """Closed loops first, by executor and most candidates; then warm starts, then open loops."""
     executor = EXECUTORS.index(row["executor"])
     return row["chunk"] == 0, bool(row["warm"]), executor, -row["candidates"]
-
-
-def _ms(group: Rows) -> str:
-    """The median of the medians: one run that was disturbed does not count."""
-    values = [row["plan_ms_p50"] for row in group if row["plan_ms_p50"] is not None]
-    return f"{np.median(values):.2f}" if values else ""
-
-
-def _few(values: Iterable) -> str:
-    return ", ".join(str(value) for value in sorted(values, key=str) if value is not None)
 
 
 def _tasks(groups: list[Rows]) -> list[str]:
