@@ -123,7 +123,7 @@ def locomotion_command(
     to results/.
 
     Examples: kdp bench locomotion --quick --tasks hopper-medium --variants kdp,bc --policies DIR
-    / kdp bench locomotion --jobs 14 --device cuda --policies DIR
+    / kdp bench locomotion --stack --jobs 6 --device cuda --policies DIR
 
     Args:
         tasks: Collected sets, separated by commas; "all" are the six of the paper.
