@@ -54,8 +54,10 @@ class RunConfig:
 
     def for_domain(self, domain: Domain, device: str = "cpu") -> RunConfig:
         """The same with the domain's own, and the device's, where nothing was chosen."""
+        bandwidth = self.drift.key_temperature
         drift = replace(
             self.drift,
+            key_temperature=domain.key_temperature if bandwidth is None else bandwidth,
             tilt=domain.tilt if self.drift.tilt is None else self.drift.tilt,
             lambda_a=domain.lambda_a if self.drift.lambda_a is None else self.drift.lambda_a,
         )
@@ -88,7 +90,7 @@ class RunConfig:
             "batch": self.batch,
             "drift.samples": self.drift.samples,
             "drift.positives": self.drift.positives,
-            "drift.key-temperature": self.drift.key_temperature,
+            "drift.key-temperature": self.drift.bandwidth(),
             "drift.temperatures": min(self.drift.scale()),
             "diffusion.steps": self.diffusion.steps,
             "diffusion.sampling-steps": self.diffusion.sampling_steps,

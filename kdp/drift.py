@@ -19,6 +19,7 @@ EPS = 1e-6  # below this size a drift is rounding, and is not blown up
 
 # Distances mean different things to different fields, so each has temperatures of its own (study: docs/fields.md).
 TEMPERATURES = {"joint": (0.05, 0.2, 1.0), "keyed": (0.05, 0.2, 1.0), "window": (0.05, 0.2, 1.0)}
+KEY_TEMPERATURE = 0.2
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class DriftConfig:
     """G: generated windows per condition (joint)."""
     positives: int = 16
     """P: data windows per condition, its own and its nearest in key space (joint)."""
-    key_temperature: float = 0.2
-    """Bandwidth of the key kernel on standardised keys: whose futures count (joint)."""
+    key_temperature: float | None = None
+    """Bandwidth of the key kernel on standardised keys: whose futures count (joint). Default: the domain's own."""
     tilt: float | None = None
     """A positive that reaches the goal this many steps sooner attracts e times as much (joint, goal problems); 0: off.
     Default: the domain's own."""
@@ -64,6 +65,9 @@ class DriftConfig:
     def scale(self) -> tuple[float, ...]:
         return self.temperatures or TEMPERATURES[self.field]
 
+    def bandwidth(self) -> float:
+        return KEY_TEMPERATURE if self.key_temperature is None else self.key_temperature
+
 
 class Field(NamedTuple):
     """Where each window should move, and the story of it for the log."""
@@ -79,16 +83,17 @@ def joint_field(x: Tensor, y: Tensor, log_weight: Tensor, weight: Tensor, config
     so where its siblings are. Two modes behind one key both keep their followers.
     """
     metric, temperatures = weight.sqrt(), config.scale()
-    d_pos, d_neg = distances((x * metric).flatten(2), (y * metric).flatten(2))
-    log_weight = log_weight - log_weight.logsumexp(1, keepdim=True) + math.log(y.shape[1])  # mean weight 1
+    log_weight = log_weight.log_softmax(1)
+    log_weight = log_weight - (2 * log_weight).logsumexp(1, keepdim=True)  # in all, as many as there are in effect
+    d_pos, d_neg = distances((x * metric).flatten(2), (y * metric).flatten(2), log_weight.exp())
     alone = not config.repulsion or (x.shape[1] == 1 and not config.self_negatives)
     drift, attract, repel, raw = torch.zeros_like(x), *x.new_zeros(3)
     for tau in temperatures:
-        # The square root below halves log weights (the columns do not see them), hence the 2.
-        pos, neg = 2 * log_weight[:, None] - d_pos / tau, mask_self(-d_neg / tau, config)
+        pos, neg = log_weight[:, None] - d_pos / tau, mask_self(-d_neg / tau, config)
         logits = torch.cat([pos, neg], 2)  # (B,G,P+G): a sample's ties to the data and to its siblings
         log_a = (logits.log_softmax(2) + logits.log_softmax(1).nan_to_num(-math.inf)) / 2
-        log_pos, a_neg = log_a[..., : y.shape[1]], log_a[..., y.shape[1] :].exp()
+        # The columns do not see a positive's weight, so the square root has left half of it.
+        log_pos, a_neg = log_a[..., : y.shape[1]] + log_weight[:, None] / 2, log_a[..., y.shape[1] :].exp()
         if alone:
             a_pos, a_neg = log_pos.softmax(2), torch.zeros_like(a_neg)
         else:
@@ -152,11 +157,12 @@ def drift_loss(x: Tensor, field: Field, weight: Tensor) -> tuple[Tensor, dict[st
     return (weight * (x - target).square()).mean(), field.metrics
 
 
-def distances(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """x (B,G,N), y (B,P,N) -> d_pos (B,G,P) and d_neg (B,G,G), both over their common mean in each condition."""
-    d_pos, d_neg = exact(x, y), exact(x, x)
-    pairs = d_pos[0].numel() + d_neg.shape[1] * (d_neg.shape[1] - 1)
-    mean = ((d_pos.sum((1, 2)) + d_neg.sum((1, 2))) / pairs + EPS)[:, None, None]
+def distances(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x (B,G,N), y (B,P,N) that count weight (B,P) -> d_pos (B,G,P) and d_neg (B,G,G), both over their common mean in
+    each condition."""
+    d_pos, d_neg, samples = exact(x, y), exact(x, x), x.shape[1]
+    total = (d_pos * weight[:, None]).sum((1, 2)) + d_neg.sum((1, 2))
+    mean = (total / (samples * (weight.sum(1) + samples - 1)) + EPS)[:, None, None]
     return d_pos / mean, d_neg / mean
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
@@ -88,15 +87,18 @@ def stacked(learners: Sequence[nn.Module]) -> nn.Module:
         new = nn.Parameter(tensor.detach(), tensor.requires_grad) if name in parameters else tensor
         setattr(whole.get_submodule(path), leaf, new)
 
-    def loss(batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        row = [None if t is None else t.unflatten(0, (len(learners), -1)) for t in batch.tensors()]
+    def loss(batch: Batch, draws: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        row, drawn = (
+            tuple(None if t is None else t.unflatten(0, (len(learners), -1)) for t in tensors)
+            for tensors in (batch.tensors(), draws)
+        )
 
-        def one(state: dict[str, Tensor], *told: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-            return functional_call(template, state, (*told, generator))
+        def one(state: dict[str, Tensor], *told: Any) -> tuple[Tensor, dict[str, Tensor]]:
+            return functional_call(template, state, told)
 
         state = {f"learner.{name}": t for name, t in (*whole.named_parameters(), *whole.named_buffers())}
-        axes = (dict.fromkeys(state, 0), *(None if t is None else 0 for t in row))
-        losses, metrics = vmap(one, axes, randomness="different")(state, *row)
+        axes = (0, tuple(None if t is None else 0 for t in row), (0,) * len(drawn))
+        losses, metrics = vmap(one, axes)(state, row, drawn)
         return losses.sum(), {name: number.mean() for name, number in metrics.items()}
 
     whole.loss, whole.stacked = loss, len(learners)  # type: ignore[assignment]
@@ -116,6 +118,5 @@ class _Loss(nn.Module):
         super().__init__()
         self.learner = learner
 
-    def forward(self, *told: Any) -> Any:
-        *row, generator = told
-        return self.learner.loss(Batch.of(*row), generator)  # type: ignore[operator]
+    def forward(self, row: tuple[Tensor, ...], draws: tuple[Tensor, ...]) -> Any:
+        return self.learner.loss(Batch.of(*row), draws)  # type: ignore[operator]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class ValueConfig:
     """Peak learning rate."""
     tilt: float = 0.0
     """Value in the field: a positive whose advantage is one root mean square above another's attracts exp(tilt) times
-    as much (kdp); 0: off."""
+    as much, and its condition weighs as much more in the loss (kdp); 0: off."""
     ascent: float = 0.0
     """Value in the field: the drift of the first action also goes up J, by this share of its own size (kdp); 0: off."""
 
@@ -183,14 +183,24 @@ class Scored(nn.Module):
         self.method, self.value = method, value
         self.rates = {"value": value.config.rate}
 
-    def loss(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = self.method.loss(batch, generator, self.value)  # type: ignore[operator]
+        self.asks = value.config.targets == "generator" and value.config.scorer == "critic"
+
+    def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """The method's and, last, the noise of the next actions that targets ask about."""
+        method: Any = self.method
+        own = method.draws(count, generator)
+        return (*own, method.draw(count, 1, generator)) if self.asks else own
+
+    def loss(self, batch: Batch, draws: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        method: Any = self.method
         action = None
-        if self.value.config.targets == "generator" and self.value.config.scorer == "critic":
+        if self.asks:
             assert batch.followed is not None
+            draws, noise = draws[:-1], draws[-1]
             with torch.no_grad():
                 later = Condition(batch.followed.state, batch.condition.goal)
-                action = self.value.first(self.method.sample(later, 1, generator)[:, 0])  # type: ignore[operator]
+                action = self.value.first(method.decode(noise.to(batch.windows.device), later)[:, 0])
+        loss, metrics = method.loss(batch, draws, self.value)
         error, more = self.value.loss(batch, action)
         return loss + error, metrics | more
 

@@ -75,24 +75,29 @@ def joint_oracle(x, y, log_weight, weight, temperatures, self_negatives=False, r
 
 
 def _two_sided(x, y, log_weight, weight, tau, self_negatives):
-    """One condition: x (G,L,D), y (P,L,D) -> A+ (G,P) and A- (G,G), as lists. A log weight counts twice, because the
-    square root halves it: columns do not see it, so rows alone carry it."""
+    """One condition: x (G,L,D), y (P,L,D) -> A+ (G,P) and A- (G,G), as lists. Weights add up to the number of positives
+    that there are in effect: all of them if they weigh the same, one if one of them has all the weight. A column does
+    not see a positive's weight, so that the square root takes half of it from the row and half from outside."""
     group, positives = len(x), len(y)
     x, y = ([(window * np.sqrt(weight)).ravel() for window in windows] for windows in (x, y))
     d_pos = [[_distance(x[i], y[j]) for j in range(positives)] for i in range(group)]
     d_neg = [[_distance(x[i], x[j]) for j in range(group)] for i in range(group)]
-    pairs = [d for row in d_pos for d in row] + [d_neg[i][j] for i in range(group) for j in range(group) if i != j]
-    scale = sum(pairs) / len(pairs) + EPS
-    top = max(log_weight)
-    level = top + math.log(sum(math.exp(w - top) for w in log_weight) / positives)  # the log of the mean weight
+    share = _softmax(list(log_weight))
+    effective = 1 / sum(w * w for w in share)
+    count = [w * effective for w in share]
+    total = sum(count[j] * d_pos[i][j] for i in range(group) for j in range(positives))
+    total += sum(d_neg[i][j] for i in range(group) for j in range(group) if i != j)
+    scale = total / (group * effective + group * (group - 1)) + EPS
+    log_count = [math.log(c) if c > 0 else -math.inf for c in count]
     logits = [
-        [2 * (log_weight[j] - level) - d_pos[i][j] / scale / tau for j in range(positives)]
+        [log_count[j] - d_pos[i][j] / scale / tau for j in range(positives)]
         + [-math.inf if i == j and not self_negatives else -d_neg[i][j] / scale / tau for j in range(group)]
         for i in range(group)
     ]
     rows = [_softmax(row) for row in logits]
     columns = [_softmax([logits[i][j] for i in range(group)]) for j in range(positives + group)]
-    a = [[math.sqrt(rows[i][j] * columns[j][i]) for j in range(positives + group)] for i in range(group)]
+    outside = count + [1.0] * group
+    a = [[math.sqrt(rows[i][j] * columns[j][i] * outside[j]) for j in range(positives + group)] for i in range(group)]
     return [row[:positives] for row in a], [row[positives:] for row in a]
 
 

@@ -122,8 +122,8 @@ def test_no_temperatures_means_the_fields_own(field):
 
 def test_the_defaults_are_the_settled_ones():
     config = DriftConfig()
-    assert (config.field, config.samples, config.positives, config.key_temperature) == ("joint", 4, 16, 0.2)
-    assert config.tilt is None and config.lambda_a is None  # the domain's own
+    assert (config.field, config.samples, config.positives, config.bandwidth()) == ("joint", 4, 16, 0.2)
+    assert config.tilt is None and config.lambda_a is None and config.key_temperature is None  # the domain's own
     assert (
         config.keying and config.repulsion and config.normalize and not config.self_negatives and config.lambda_s == 1.0
     )
@@ -149,7 +149,7 @@ def test_a_small_distance_between_large_numbers_is_kept():
 
 def test_distances_of_a_condition_have_mean_one_over_positives_and_pairs_of_siblings():
     q = problem("joint", (3, 40, 30, 2, 4))
-    d_pos, d_neg = distances(q.x.flatten(2), q.y.flatten(2))
+    d_pos, d_neg = distances(q.x.flatten(2), q.y.flatten(2), torch.ones(3, 30))
     assert (d_neg.diagonal(dim1=1, dim2=2) == 0).all()
     mean = (d_pos.sum((1, 2)) + d_neg.sum((1, 2))) / (40 * 30 + 40 * 39)
     torch.testing.assert_close(mean, torch.ones_like(mean), atol=2 * EPS, rtol=0)
@@ -239,6 +239,28 @@ def test_a_weightless_positive_attracts_nothing():
     drift = move("joint", q, repulsion=False, normalize=False, temperatures=(1e6,)).drift
     mean = q.y[:, [0, 2]].mean(1, keepdim=True)
     torch.testing.assert_close(drift, (mean - q.x) * q.free, atol=1e-5, rtol=0)
+
+
+@every_switch
+def test_positives_without_weight_might_as_well_not_be_there(switches):
+    q = problem("joint")
+    q.log_weight[:] = torch.tensor([0.3, -1e4, 0.0, -1e4, -1e4])
+    fewer = changed(q, y=q.y[:, [0, 2]], log_weight=q.log_weight[:, [0, 2]])
+    torch.testing.assert_close(move("joint", q, **switches).drift, move("joint", fewer, **switches).drift)
+
+
+@pytest.mark.parametrize("far", [0.0, -50.0])
+def test_samples_spread_as_the_data_do_however_few_neighbours_count(far):
+    """A generator x = scale * z, and data with spread 1. Far: a state is seen but once, its own window has all the
+    weight, and the others have a mean of nine. A weight that outdid the siblings' would draw the samples together."""
+    random, scale = torch.Generator().manual_seed(0), torch.tensor(0.5)
+    log_weight = torch.tensor([0.0] + 15 * [far]).expand(128, -1)
+    for step in range(600):
+        z, y = torch.randn(128, 4, 1, 3, generator=random), torch.randn(128, 16, 1, 3, generator=random)
+        y[:, 1:] += 9 * (far < 0)
+        drift = joint_field(scale * z, y, log_weight, torch.ones(1, 3), DriftConfig()).drift
+        scale = scale + 0.05 * (1 - step / 600) * (drift * z).mean()
+    assert 0.9 < scale < 1.1
 
 
 def equally_far(group: int = 3, dtype=torch.float64) -> SimpleNamespace:

@@ -71,7 +71,7 @@ every_network = pytest.mark.parametrize("kind", [None, "mlp", "unet"])
 def test_a_loss_is_finite_and_reaches_every_parameter(name, problem, kind):
     method, batch = made(name, problem, kind)
     method.zero_grad()
-    loss, metrics = method.loss(batch, random())
+    loss, metrics = method.loss(batch, method.draws(len(batch.windows), random()))
     loss.backward()
     assert loss.isfinite() and loss.shape == () and all(torch.as_tensor(m).isfinite() for m in metrics.values())
     dead = [n for n, p in method.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
@@ -82,7 +82,10 @@ def test_a_loss_is_finite_and_reaches_every_parameter(name, problem, kind):
 @every_problem
 def test_a_loss_has_no_randomness_but_the_generators(name, problem):
     method, batch = made(name, problem, None)
-    assert torch.equal(method.loss(batch, random())[0], method.loss(batch, random())[0])
+    assert torch.equal(
+        method.loss(batch, method.draws(len(batch.windows), random()))[0],
+        method.loss(batch, method.draws(len(batch.windows), random()))[0],
+    )
 
 
 @every_method
@@ -336,7 +339,7 @@ def test_the_denoiser_sees_noisy_windows_with_the_condition_in_them(predict, mon
     method.denoiser = Silent()
     windows = torch.randn(5000, 2, 3, generator=random(1))
     condition = Condition(windows[:, 0, :1])
-    loss, metrics = method.loss(Batch(windows, condition, condition.state), random())
+    loss, metrics = method.loss(Batch(windows, condition, condition.state), method.draws(len(windows), random()))
     (x, time), abar = seen[0], cosine_schedule(20).float()
     assert torch.equal(x[:, 0, 0, 0], windows[:, 0, 0])
     assert sorted(set(time.flatten().tolist())) == list(range(1, 21))
@@ -587,7 +590,7 @@ def test_a_graph_does_what_its_steps_do_and_waits_for_nothing(sampler, problem):
         with torch.inference_mode(inference):
             compare()
     assert [type(graph) for graph in method.graphs.values()] == [diffuser.Recorded] * 2
-    method.loss(Batch(earlier[:, 0], here, here.state), random())[0].backward()
+    method.loss(Batch(earlier[:, 0], here, here.state), method.draws(len(earlier), random()))[0].backward()
     with torch.no_grad():
         for parameter in method.parameters():  # a step of training is seen
             parameter.sub_(0.1 * parameter.grad)

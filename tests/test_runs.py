@@ -115,7 +115,8 @@ def test_without_keying_positives_are_drawn_at_random():
     parts = assemble(config, MAZE, MAZE.episodes(), "cpu")
     batch = parts.sampler(0)
     assert not parts.sampler.keyed and not batch.key_distance.any() and batch.positives.shape[1] == 5
-    assert parts.learner.loss(batch, torch.Generator().manual_seed(0))[0].isfinite()
+    draws = parts.learner.draws(len(batch.windows), torch.Generator().manual_seed(0))
+    assert parts.learner.loss(batch, draws)[0].isfinite()
 
 
 def test_positives_behind_a_wall_count_for_nothing_unless_asked_to():
@@ -130,7 +131,8 @@ def test_positives_behind_a_wall_count_for_nothing_unless_asked_to():
     straight = walled.support.between(raw[:, 0, 0], raw[:, :, 0]) & walled.support.between(raw[:, 0, -1], raw[:, :, -1])
     assert torch.equal(out[:, 1:], ~straight[:, 1:]) and not out[:, 0].any() and out.any()
     weight = walled.learner.log_weight(batch).softmax(1)
-    assert (weight[out] == 0).all() and walled.learner.loss(batch, torch.Generator().manual_seed(0))[0].isfinite()
+    draws = walled.learner.draws(len(batch.windows), torch.Generator().manual_seed(0))
+    assert (weight[out] == 0).all() and walled.learner.loss(batch, draws)[0].isfinite()
 
 
 def test_a_horizon_that_does_not_fit_is_refused_before_anything_is_fitted(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -40,7 +41,8 @@ def seeds(config: RunConfig, count: int) -> list[RunConfig]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_in_a_stack_learns_what_it_would_learn_alone(kind, monkeypatch):
     """Given the same noise; the gradients are so much larger than the limit that all are shortened, each by its own."""
-    monkeypatch.setattr(KDP, "draw", lambda self, b, n, _: torch.linspace(-1, 1, b * n * self.noise).view(b, n, -1))
+    noise = partial(torch.linspace, -1, 1)
+    monkeypatch.setattr(KDP, "draw", lambda self, b, n, _: noise(n * self.noise).view(1, n, -1).expand(b, -1, -1))
     configs = [c.for_domain(WALKS) for c in seeds(replace(SMALL, dataset="hopper-medium", **KINDS[kind]), 3)]
     loop = LoopConfig(clip=1e-3)
     with brief_inverse():
@@ -59,6 +61,19 @@ def test_a_run_in_a_stack_learns_what_it_would_learn_alone(kind, monkeypatch):
             torch.testing.assert_close(state[name][number], tensor, rtol=1e-4, atol=1e-6)
     first = next(name for name in state if name.endswith("from_condition.1.weight"))
     assert not torch.allclose(state[first][0], state[first][1])
+
+
+@pytest.mark.slow
+def test_fused_steps_of_a_stack_are_the_plain_ones():
+    configs = [c.for_domain(WALKS) for c in seeds(replace(SMALL, dataset="hopper-medium", value=CRITIC), 2)]
+    with brief_inverse():
+        learners, parts = apart(configs, WALKS, WALKS.episodes(), "cpu")
+    plain, fused = (Update(stacked(learners), LoopConfig(fuse=fuse)) for fuse in (False, True))
+    for step in range(3):
+        rows = [update(parts.sampler(step), 0.01, step) for update in (plain, fused)]
+        assert float(rows[0]["loss"]) == pytest.approx(float(rows[1]["loss"]), rel=1e-4)
+    for name, tensor in fused.method.state_dict().items():
+        torch.testing.assert_close(tensor, plain.method.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
 def test_a_stack_ends_as_ordinary_runs(tmp_path):

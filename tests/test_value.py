@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -18,6 +19,7 @@ from kdp.drift import EPS, Field, ascend
 from kdp.errors import UserError
 from kdp.keys import Clamp
 from kdp.methods import METHODS
+from kdp.methods.kdp import tilted
 from kdp.networks import NetworkConfig
 from kdp.runs import resume_run, start_run
 from kdp.sampler import generator
@@ -150,10 +152,10 @@ SMALL = RunConfig("bandit", steps=500, batch=256, network=NetworkConfig(width=64
 
 
 @lru_cache
-def trained(folder, spread: float, method: str = "kdp", **asked) -> kdp.Planner:
-    domain = Domain("bandit", "", episodes=lambda: bandit(spread), horizon=2)
+def trained(folder, spread: float, method: str = "kdp", bandwidth: float = 0.2, **asked) -> kdp.Planner:
+    domain = Domain("bandit", "", episodes=lambda: bandit(spread), horizon=2, key_temperature=bandwidth)
     config = replace(SMALL, method=method, value=ValueConfig(width=64, layers=2, rate=2e-3, discount=0.5, **asked))
-    run = folder / f"{spread}-{method}-{'-'.join(map(str, asked.values()))}"
+    run = folder / f"{spread}-{method}-{bandwidth}-{'-'.join(map(str, asked.values()))}"
     with brief_inverse():
         start_run(config, run, domain=domain)
     return kdp.load(run)
@@ -194,6 +196,22 @@ def test_value_in_the_field_moves_plans_to_better_actions(folder, tilt, ascent, 
     plain = error(trained(folder, 0.5, scorer="critic"))
     valued = error(trained(folder, 0.5, scorer="critic", targets=targets, tilt=tilt, ascent=ascent))
     assert plain > 0.2 and valued < 0.6 * plain
+
+
+def test_tilt_moves_plans_also_where_no_neighbour_is_near_enough_to_count(folder):
+    plain = error(trained(folder, 0.5, bandwidth=1e-4, scorer="critic"))
+    valued = error(trained(folder, 0.5, bandwidth=1e-4, scorer="critic", tilt=2.0))
+    assert plain > 0.2 and valued < 0.6 * plain
+
+
+def test_better_positives_count_more_and_so_do_conditions_that_have_them():
+    log_weight = torch.tensor([[0.0, 0.0], [0.0, -50.0], [0.0, -50.0]])
+    advantage = torch.tensor([[1.0, -1.0], [1.0, 7.0], [-1.0, 7.0]])
+    size = float(advantage.square().mean().sqrt())
+    better, mass = tilted(log_weight, advantage, 2.0)
+    torch.testing.assert_close(better, log_weight + 2 * advantage / size, rtol=1e-5, atol=1e-5)
+    won = torch.tensor([math.cosh(2 / size), math.exp(2 / size), math.exp(-2 / size)])
+    torch.testing.assert_close(mass, 3 * won / won.sum(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("ascent", [0.3])

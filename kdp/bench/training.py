@@ -119,7 +119,7 @@ def stages(
         at.append(clock())
         method.sample(batch.condition, method.samples, update.random)
         at.append(clock())
-        loss = learner.loss(batch, update.random)[0]
+        loss = learner.loss(batch, learner.draws(len(batch.windows), update.random))[0]
         at.append(clock())
         update.optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -142,6 +142,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         f"{task.body}, {about}",
         episodes=task.episodes,
         horizon=8,
+        key_temperature=0.05,
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,
         reference=body.reference,

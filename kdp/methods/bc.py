@@ -38,8 +38,12 @@ class BC(nn.Module):
         x = self.generator(constant, condition.vector()).unflatten(-1, (self.clamp.tokens, self.clamp.width))
         return self.clamped(x, condition)[:, None].expand(-1, noise.shape[1], -1, -1)
 
-    def loss(self, batch: Batch, generator: torch.Generator, value: object = None) -> tuple[Tensor, dict[str, Tensor]]:
-        x = self.sample(batch.condition, 1, generator).squeeze(1)
+    def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Nothing is random in a step."""
+        return ()
+
+    def loss(self, batch: Batch, draws: tuple[Tensor, ...], value: object = None) -> tuple[Tensor, dict[str, Tensor]]:
+        x = self.decode(batch.windows.new_zeros(len(batch.windows), 1, 1), batch.condition).squeeze(1)
         return squared_error(x, batch.windows, self.weight, self.clamp.state_dim)
 
 

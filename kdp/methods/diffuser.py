@@ -83,11 +83,14 @@ class Diffuser(nn.Module):
     def nfe(self) -> int:
         return len(self.times) - 1
 
-    def loss(self, batch: Batch, generator: torch.Generator, value: object = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """What is random in a step of `count` windows: times (count,1), and noise (count,1,L,D)."""
+        t = torch.randint(1, self.diffusion.steps + 1, (count, 1), generator=generator, device=generator.device)
+        return t, normal((count, 1, self.clamp.tokens, self.clamp.width), generator, self.steps.device)
+
+    def loss(self, batch: Batch, draws: tuple[Tensor, ...], value: object = None) -> tuple[Tensor, dict[str, Tensor]]:
         x0 = batch.windows[:, None]
-        t = torch.randint(1, self.diffusion.steps + 1, (len(x0), 1), generator=generator, device=generator.device)
-        t = t.to(x0.device)
-        eps = normal(x0.shape, generator, x0.device)
+        t, eps = (drawn.to(x0.device) for drawn in draws)
         x = self.clamped(self.noised(x0, t, eps), batch.condition)
         prediction = self.denoiser(x, t, batch.condition.vector()[:, None])
         target = x0 if self.diffusion.predict == "x0" else eps

@@ -11,6 +11,8 @@ from kdp.networks import NetworkConfig, build_generator
 from kdp.sampler import Batch
 from kdp.value import Value
 
+HEAVIEST = 100.0  # times the mean: what one condition may weigh in a step
+
 
 class KDP(nn.Module):
     """`sample` draws windows in one call; `loss` is one step of Algorithm 1."""
@@ -52,16 +54,24 @@ class KDP(nn.Module):
         x = self.generator(z, condition.vector()[:, None])
         return self.clamped(x.unflatten(-1, (self.clamp.tokens, self.clamp.width)), condition)
 
+    def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """What is random in a step of `count` conditions: z (count,G,Z)."""
+        return (self.draw(count, self.samples, generator),)
+
     def loss(
-        self, batch: Batch, generator: torch.Generator, value: Value | None = None
+        self, batch: Batch, draws: tuple[Tensor, ...], value: Value | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """With a value, the field is tilted by it and goes up it, as far as its settings say."""
-        x = self.sample(batch.condition, self.samples, generator)  # Alg. 1, l. 1-2
+        x = self.decode(draws[0].to(batch.windows.device), batch.condition)  # Alg. 1, l. 1-2
         x = x if self.grouped else x.squeeze(1)
+        weight = self.weight
         with torch.no_grad():
             if self.grouped:
                 assert batch.positives is not None
-                log_weight = self.log_weight(batch, value)
+                log_weight = self.log_weight(batch)
+                if value is not None and value.config.tilt:
+                    log_weight, mass = tilted(log_weight, value.advantage(batch.positives), value.config.tilt)
+                    weight = weight * mass[:, None, None, None]
                 field = joint_field(x, batch.positives, log_weight, self.weight, self.drift)
             elif self.drift.field == "keyed":
                 field = keyed_field(x, batch.windows, batch.keys, batch.keys, self.weight > 0, self.drift)
@@ -69,22 +79,27 @@ class KDP(nn.Module):
                 field = window_field(x, batch.windows, self.weight > 0, self.drift)
             if value is not None and value.config.ascent:
                 field = ascend(field, *value.slope(x), value.config.ascent)
-        loss, metrics = drift_loss(x, field, self.weight)
+        loss, metrics = drift_loss(x, field, weight)
         if self.samples > 1:
             metrics = metrics | {"sample/spread": spread(x.detach())}
         return loss, metrics
 
-    def log_weight(self, batch: Batch, value: Value | None = None) -> Tensor:
-        """(B,P): how much each positive counts, by its key, in goal problems by how soon it arrives, and by how much
-        better than usual its first action is."""
+    def log_weight(self, batch: Batch) -> Tensor:
+        """(B,P): how much each positive counts, by its key and in goal problems by how soon it arrives."""
         assert batch.key_distance is not None and batch.positives is not None
-        weight = -batch.key_distance / self.drift.key_temperature
+        weight = -batch.key_distance / self.drift.bandwidth()
         if self.drift.tilt and batch.arrival is not None:
             weight = weight - batch.arrival / self.drift.tilt
-        if value is not None and value.config.tilt:
-            advantage = value.advantage(batch.positives)
-            weight = weight + value.config.tilt * advantage / (rms(advantage) + EPS)
         return weight
+
+
+def tilted(log_weight: Tensor, advantage: Tensor, tilt: float) -> tuple[Tensor, Tensor]:
+    """log_weight, advantage (B,P) -> log_weight of positives that count exp(tilt) times as much for every root mean
+    square of advantage, and the mass (B,), of mean 1, that each condition's positives have won or lost by it: where a
+    state is seen but once there is no better neighbour to prefer, only a better state to learn from."""
+    better = log_weight + tilt * advantage / (rms(advantage) + EPS)
+    mass = better.logsumexp(1) - log_weight.logsumexp(1)
+    return better, (mass.softmax(0) * len(mass)).clamp_max(HEAVIEST)
 
 
 def spread(x: Tensor) -> Tensor:
