@@ -114,7 +114,7 @@ class RunConfig:
         for name in ("discount", "expectile"):
             if not 0 < getattr(self.value, name) < 1:
                 raise UserError(f"value.{name} must be between 0 and 1; got {getattr(self.value, name)}.")
-        for name in ("tilt", "ascent", "caution"):
+        for name in ("tilt", "ascent", "caution", "middle"):
             if not (getattr(self.value, name) >= 0 and math.isfinite(getattr(self.value, name))):
                 raise UserError(f"value.{name} must be 0 (off) or more; got {getattr(self.value, name)}.")
         if (self.network.bands or 0) < 0:

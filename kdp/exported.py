@@ -16,7 +16,7 @@ from kdp.backends.runtimes import RUNTIMES, Runtime
 from kdp.errors import UserError
 from kdp.record import Plan, asked, check_candidates
 
-FORMAT, ABOUT, EXECUTORS = "kdp-export-2", "about.json", "executors.npz"
+FORMAT, ABOUT, EXECUTORS = "kdp-export-3", "about.json", "executors.npz"
 GRAPHS = {"onnx": "plan.onnx", "openvino": "plan.xml"}
 SIGHT = (1.0, 0.75, 0.5, 0.25)  # of the steps that an executor looks ahead, as in kdp/plan.py
 PLACES = 16  # looked at on the way to a target, as in kdp/score.py
@@ -130,7 +130,7 @@ def load_exported(folder: str | Path, threads: int | None = None) -> Exported:
             arrays = dict(file)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"{folder / EXECUTORS} cannot be read ({error}). Export the run again.") from error
-    planner = Exported(RUNTIMES[about["runtime"]](graph, threads, about["caution"]), about, arrays)
+    planner = Exported(RUNTIMES[about["runtime"]](graph, threads, tuple(about["rule"])), about, arrays)
     planner.plan(np.zeros(about["state_dim"]), np.zeros(len(about["goal_dims"])) if about["goal_dims"] else None)
     return planner
 

@@ -37,10 +37,13 @@ class ValueConfig:
     """Rewards in a target of the critic before its own estimate."""
     expectile: float = 0.7
     """Of V among the data's actions: 0.5 is their mean, 1 their best."""
-    heads: int = 4
+    heads: int = 2
     """Critics in the ensemble. What they disagree about counts less."""
     caution: float = 1.0
     """How many standard deviations of the ensemble are taken off its mean."""
+    middle: float = 0.0
+    """Best of K: how much it counts against a plan that its first action lies off the middle of all K, beside what the
+    plan is worth, both in standard deviations among the K; 0: worth alone."""
     width: int = 256
     layers: int = 3
     rate: float = 3e-4
@@ -50,6 +53,14 @@ class ValueConfig:
     as much, and its condition weighs as much more in the loss (kdp); 0: off."""
     ascent: float = 0.0
     """Value in the field: the drift of the first action also goes up J, by this share of its own size (kdp); 0: off."""
+
+
+class Rule(NamedTuple):
+    """How votes become scores."""
+
+    heads: int = 1
+    caution: float = 0.0
+    middle: float = 0.0
 
 
 class Slope(NamedTuple):
@@ -137,10 +148,13 @@ class Value(nn.Module):
             return self.returns.apart(windows.flatten(-2))
         return self.q.apart(torch.cat([windows[..., 0, : self.state_dim], self.first(windows)], -1))
 
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.config.heads, self.config.caution, self.config.middle)
+
     def score(self, windows: Tensor) -> Tensor:
-        """windows (B,K,L,D) -> (B,K) J: the mean of the ensemble, less where it disagrees about which of them is better
-        than which. What all K have in common does not count."""
-        return ranked(self.each(windows), self.config.caution)
+        """windows (B,K,L,D) -> (B,K) J."""
+        return ranked(torch.cat([self.each(windows), self.first(windows).movedim(-1, 0)]), self.rule)
 
     def slope(self, windows: Tensor) -> Slope:
         """windows (B,G,L,D) -> the slope of J. A coordinate on whose slope the ensemble disagrees counts less, by
@@ -168,11 +182,25 @@ class Value(nn.Module):
         return (returns - self.mean) / self.spread
 
 
-def ranked(each: Tensor, caution: float) -> Tensor:
-    """(heads,B,K) what each of an ensemble says of K plans -> (B,K) what they say together."""
-    if len(each) == 1:
-        return each[0]
-    return each.mean(0) - caution * (each - each.mean(-1, keepdim=True)).std(0)
+def ranked(votes: Tensor, rule: Rule) -> Tensor:
+    """(heads + d_a,B,K) what each of an ensemble says of K plans, and their first actions -> (B,K) J.
+
+    The mean of the ensemble, less where it disagrees about which plan is better than which: what all K have in common
+    does not count. And less the further a plan is from the middle: a critic is least wrong where the data are, and one
+    that has learned little would otherwise choose the strangest of all plans."""
+    each, actions = votes[: rule.heads], votes[rule.heads :]
+    worth = each.mean(0)
+    if rule.caution and rule.heads > 1:
+        worth = worth - rule.caution * (each - each.mean(-1, keepdim=True)).std(0)
+    if rule.middle:
+        off = (actions - actions.mean(-1, keepdim=True)).square().sum(0)
+        worth = worth - rule.middle * off * _spread(worth) / (_spread(off) + EPS)
+    return worth
+
+
+def _spread(numbers: Tensor) -> Tensor:
+    """(B,K) -> (B,1) their root mean square off their mean."""
+    return (numbers - numbers.mean(-1, keepdim=True)).square().mean(-1, keepdim=True).sqrt()
 
 
 class Scored(nn.Module):

@@ -50,6 +50,7 @@ RUNS = {
     ),
     "kdp-free": (PLAIN, None),
     "kdp-critic": (replace(PLAIN, value=ValueConfig("critic", width=16, heads=3)), None),
+    "kdp-middle": (replace(PLAIN, value=ValueConfig("critic", width=16, middle=1.0)), None),
     "kdp-return": (replace(PLAIN, value=ValueConfig("return", width=16, heads=2)), None),
     "ddpm-free": (
         replace(PLAIN, method="diffuser", diffusion=DiffusionConfig(steps=3), network=replace(NETWORK, kind="mlp")),

@@ -12,6 +12,7 @@ import torch
 from helpers import brief_inverse
 
 import kdp
+from kdp.backends.runtimes import ranked as without_torch
 from kdp.checkpoint import load_tensors
 from kdp.config import RunConfig
 from kdp.domains import Domain
@@ -24,7 +25,7 @@ from kdp.networks import NetworkConfig
 from kdp.runs import resume_run, start_run
 from kdp.sampler import generator
 from kdp.train import TRAINING
-from kdp.value import Value, ValueConfig
+from kdp.value import Rule, Value, ValueConfig, ranked
 from kdp.windows import Episodes, Outcomes
 
 # What followed
@@ -129,9 +130,23 @@ def test_what_all_candidates_share_does_not_count_and_disagreement_does(monkeypa
     made = value("critic")
     says = torch.tensor([[[0.0, 1.0, 1.2]], [[10.0, 11.0, 9.2]], [[20.0, 21.0, 23.6]]])  # heads apart by ten each
     monkeypatch.setattr(made, "each", lambda windows: says)
-    score = made.score(torch.zeros(1, 3, 2, 5))
+    score = made.score(torch.zeros(1, 3, 2, 5))  # three plans with the same action
     assert score.argmax(1).item() == 1 and says.mean(0).argmax(1).item() == 2  # the mean's favourite is disputed
     torch.testing.assert_close(score[:, 1] - score[:, 0], torch.ones(1), atol=0.7, rtol=0)
+
+
+def test_what_lies_off_the_middle_counts_less_as_far_as_asked():
+    votes = torch.tensor([[[0.0, 1.0, 1.1]], [[-1.0, 0.1, 0.9]]])  # of three plans the worth, and the first action
+    assert [ranked(votes, Rule(1, 0.0, middle)).argmax(1).item() for middle in (0.0, 1.0)] == [2, 1]
+    better = torch.tensor([[[0.0, 1.0, 9.0]], [[-1.0, 0.1, 0.9]]])
+    assert ranked(better, Rule(1, 0.0, 0.5)).argmax(1).item() == 2
+    torch.testing.assert_close(ranked(votes[..., :1], Rule(1, 0.0, 1.0)), votes[0, :, :1])  # alone, its worth
+
+
+@pytest.mark.parametrize("rule", [Rule(2, 1.0, 1.0), Rule(2, 0.0, 0.5), Rule(2, 1.0, 0.0), Rule(1, 1.0, 2.0)])
+def test_votes_are_counted_alike_with_and_without_torch(rule):
+    votes = torch.randn(5, 2, 7, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(torch.from_numpy(without_torch(votes.numpy(), *rule)), ranked(votes, rule))
 
 
 # What is learned

@@ -63,4 +63,4 @@ def by_onnxruntime(whole: WholePlan) -> Callable[..., tuple[Tensor, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.onnx"
         write_onnx(whole, path)
-        return through(OnnxRuntime(path, torch.get_num_threads(), whole.caution))
+        return through(OnnxRuntime(path, torch.get_num_threads(), whole.rule))

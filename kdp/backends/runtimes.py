@@ -13,6 +13,7 @@ import numpy as np
 from kdp.errors import UserError
 
 INPUTS, OUTPUTS, VOTES = ("observation", "noise", "goal"), ("candidates", "scores", "chosen"), "votes"
+EPS = 1e-6
 FEWEST = 64  # candidates that are worth a thread of their own: handing work over costs half a millisecond
 
 
@@ -26,7 +27,7 @@ class OnnxRuntime:
     """Any number of candidates, without being told before. Each thread computes some of them from beginning to end, and
     they are ranked together: threads that share every product would wait for each other at every one."""
 
-    def __init__(self, path: Path, threads: int | None = None, caution: float = 0.0):
+    def __init__(self, path: Path, threads: int | None = None, rule: tuple[int, float, float] = (1, 0.0, 0.0)):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -37,7 +38,7 @@ class OnnxRuntime:
         except Exception as error:  # the runtime has classes of its own for every way to be wrong
             raise _unreadable(path, error) from error
         self.names = [entry.name for entry in self.session.get_inputs()]
-        self.threads, self.caution = threads or os.cpu_count() or 1, caution
+        self.threads, self.rule = threads or os.cpu_count() or 1, rule
         self.pool = ThreadPoolExecutor(self.threads - 1, "plan") if self.threads > 1 else None
 
     def __call__(self, *told: np.ndarray) -> list[np.ndarray]:
@@ -49,25 +50,29 @@ class OnnxRuntime:
         waiting = [self.pool.submit(self._run, (OUTPUTS[0], VOTES), some) for some in others]
         made = [self._run((OUTPUTS[0], VOTES), first), *(one.result() for one in waiting)]
         candidates, votes = np.concatenate([one[0] for one in made], 1), np.concatenate([one[1] for one in made], 2)
-        scores = ranked(votes, self.caution)
+        scores = ranked(votes, *self.rule)
         return [candidates, scores, scores.argmax(1)]
 
     def _run(self, outputs: tuple[str, ...], told: tuple[np.ndarray, ...]) -> list[np.ndarray]:
         return self.session.run(outputs, dict(zip(self.names, told, strict=True)))
 
 
-def ranked(votes: np.ndarray, caution: float) -> np.ndarray:
-    """value.ranked: (heads,N,K) -> (N,K)."""
-    scores = votes.mean(0)
-    if caution and len(votes) > 1:
-        scores -= caution * (votes - votes.mean(-1, keepdims=True)).std(0, ddof=1)
+def ranked(votes: np.ndarray, heads: int, caution: float, middle: float) -> np.ndarray:
+    """value.ranked: (V,N,K) -> (N,K)."""
+    each, actions = votes[:heads], votes[heads:]
+    scores = each.mean(0)
+    if caution and heads > 1:
+        scores -= caution * (each - each.mean(-1, keepdims=True)).std(0, ddof=1)
+    if middle:
+        off = np.square(actions - actions.mean(-1, keepdims=True)).sum(0)
+        scores -= middle * off * scores.std(-1, keepdims=True) / (off.std(-1, keepdims=True) + EPS)
     return scores
 
 
 class OpenVino:
     """Compiled anew for every number of candidates: static shapes are the fast ones. That takes a moment."""
 
-    def __init__(self, path: Path, threads: int | None = None, caution: float = 0.0):
+    def __init__(self, path: Path, threads: int | None = None, rule: tuple[int, float, float] = (1, 0.0, 0.0)):
         import openvino
 
         self.core = openvino.Core()
@@ -98,4 +103,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} cannot be read as a plan's graph, it may be truncated ({why}). Export the run again.")
 
 
-RUNTIMES: dict[str, Callable[[Path, int | None, float], Runtime]] = {"onnx": OnnxRuntime, "openvino": OpenVino}
+RUNTIMES: dict[str, Callable[[Path, int | None, tuple[int, float, float]], Runtime]] = {
+    "onnx": OnnxRuntime,
+    "openvino": OpenVino,
+}

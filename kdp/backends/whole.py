@@ -12,7 +12,7 @@ from kdp.keys import Condition
 from kdp.networks import Critic, StackedLinear, StackedNorm
 from kdp.normalize import Normalizer
 from kdp.score import Arrival, Scorer
-from kdp.value import Worth, ranked
+from kdp.value import Rule, Worth, ranked
 
 
 class WholePlan(nn.Module):
@@ -46,7 +46,7 @@ class WholePlan(nn.Module):
         }.items():
             self.register_buffer(name, tensor.clone(), persistent=False)
         self.score = _score(scorer)
-        self.caution = scorer.value.config.caution if isinstance(scorer, Worth) else 0.0
+        self.rule = scorer.value.rule if isinstance(scorer, Worth) else Rule()
 
     def forward(self, observation: Tensor, noise: Tensor, goal: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         return self.voted(observation, noise, goal)[:3]
@@ -54,14 +54,14 @@ class WholePlan(nn.Module):
     def voted(
         self, observation: Tensor, noise: Tensor, goal: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same and votes (heads,N,K), from which some of the candidates can be ranked together with others."""
+        """The same and votes (V,N,K), from which some of the candidates can be ranked together with others."""
         condition = Condition((observation - self.state_mean) / self.state_std)
         if goal is not None:
             condition = Condition(condition.state, (goal - self.goal_mean) / self.goal_std)
         x = self.method.decode(noise, condition)  # Alg. 2, l. 1-2
         windows = x * self.token_std + self.token_mean
         votes = self.score(windows, x, goal)  # l. 3-6
-        scores = ranked(votes, self.caution)
+        scores = ranked(votes, self.rule)
         return windows, scores, scores.argmax(1), votes
 
     def example(self, candidates: int, seed: int = 0, count: int = 1) -> tuple[Tensor, ...]:
@@ -82,7 +82,7 @@ def known(scorer: Scorer | None) -> bool:
 
 
 def _score(scorer: Scorer | None) -> nn.Module:
-    """windows (N,K,L,D), the same standardised, goal -> votes (heads,N,K)."""
+    """windows (N,K,L,D), the same standardised, goal -> votes (V,N,K)."""
     if scorer is None:
         return _NoScore()
     if isinstance(scorer, Worth):
@@ -115,13 +115,17 @@ class _Worth(nn.Module):
         value = worth.value
         self.config, self.critic = value.config, value.config.scorer == "critic"
         self.network = value.q if self.critic else value.returns
-        self.told = value.state_dim + value.action_dim
+        self.start, self.told = value.state_dim, value.state_dim + value.action_dim
 
     def forward(self, windows: Tensor, x: Tensor, goal: Tensor | None) -> Tensor:
         told = x[:, :, 0, : self.told].reshape(-1, self.told) if self.critic else x.reshape(-1, x[0, 0].numel())
         if torch.onnx.is_in_onnx_export():
-            return torch.stack([_head(self.network, told, at).reshape(len(x), -1) for at in range(self.config.heads)])
-        return self.network.stack(told.expand(self.config.heads, -1, -1)).reshape(self.config.heads, len(x), -1)
+            each = torch.stack([_head(self.network, told, at).reshape(len(x), -1) for at in range(self.config.heads)])
+        else:
+            each = self.network.stack(told.expand(self.config.heads, -1, -1)).reshape(self.config.heads, len(x), -1)
+        if not self.config.middle:  # where the plans lie does not count
+            return each
+        return torch.cat([each, x[:, :, 0, self.start : self.told].permute(2, 0, 1)])
 
 
 def _head(network: Critic, h: Tensor, at: int) -> Tensor:

@@ -41,6 +41,7 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion
     "no ascent": {"value": replace(VALUED, ascent=0.0)},
     "targets from data": {"value": replace(VALUED, targets="data")},
     "no caution": {"value": replace(VALUED, caution=0.0)},
+    "the middle counts": {"value": replace(VALUED, middle=1.0)},
     "one critic": {"value": replace(VALUED, heads=1)},
 }
 MAZE_PROTOCOLS, LOCOMOTION_PROTOCOLS = [Protocol("track"), Protocol("action")], [RANKED, UNRANKED]
