@@ -63,19 +63,6 @@ def test_a_run_in_a_stack_learns_what_it_would_learn_alone(kind, monkeypatch):
     assert not torch.allclose(state[first][0], state[first][1])
 
 
-@pytest.mark.slow
-def test_fused_steps_of_a_stack_are_the_plain_ones():
-    configs = [c.for_domain(WALKS) for c in seeds(replace(SMALL, dataset="hopper-medium", value=CRITIC), 2)]
-    with brief_inverse():
-        learners, parts = apart(configs, WALKS, WALKS.episodes(), "cpu")
-    plain, fused = (Update(stacked(learners), LoopConfig(fuse=fuse)) for fuse in (False, True))
-    for step in range(3):
-        rows = [update(parts.sampler(step), 0.01, step) for update in (plain, fused)]
-        assert float(rows[0]["loss"]) == pytest.approx(float(rows[1]["loss"]), rel=1e-4)
-    for name, tensor in fused.method.state_dict().items():
-        torch.testing.assert_close(tensor, plain.method.state_dict()[name], rtol=1e-3, atol=1e-5)
-
-
 def test_a_stack_ends_as_ordinary_runs(tmp_path):
     configs, folders = seeds(SMALL, 2), [tmp_path / "a", tmp_path / "b"]
     assert train_stack(configs, folders).finished
@@ -112,6 +99,21 @@ def test_only_seeds_may_differ(tmp_path):
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_fused_steps_of_a_stack_are_the_plain_ones(recwarn, device):
+    configs = [c.for_domain(WALKS) for c in seeds(replace(SMALL, dataset="hopper-medium", value=CRITIC), 2)]
+    with brief_inverse():
+        learners, parts = apart(configs, WALKS, WALKS.episodes(), device)
+    plain, fused = (Update(stacked(learners), LoopConfig(fuse=fuse)) for fuse in (False, True))
+    for step in range(5):
+        rows = [update(parts.sampler(step), 0.01, step) for update in (plain, fused)]
+        assert float(rows[0]["loss"]) == pytest.approx(float(rows[1]["loss"]), rel=1e-4 if device == "cpu" else 0.02)
+    assert not [warning for warning in recwarn if "one by one" in str(warning.message)]
+    for name, tensor in fused.method.state_dict().items() if device == "cpu" else ():  # a GPU rounds to TF32
+        torch.testing.assert_close(tensor, plain.method.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
