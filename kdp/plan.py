@@ -159,18 +159,26 @@ class Planner:
         begin = time.perf_counter()
         here, there = asked(observation, goal, self.state_dim, len(self.goal_dims))
         check_candidates(candidates)
-        told = [torch.from_numpy(row) for row in (here, there) if row is not None]
+        told = [here] if there is None else [here, there]
         windows, best, scores, chosen = self._decide(told, candidates, seed)
         passed = time.perf_counter() - begin
 
         def fetch() -> np.ndarray:
-            return windows.cpu().numpy()
+            return windows.cpu().numpy() if isinstance(windows, Tensor) else windows
 
         return Plan(best, scores, chosen, self.state_dim, self.action_dim, passed, fetch)
 
-    def _decide(self, told: list[Tensor], candidates: int, seed: int) -> tuple[Tensor, np.ndarray, np.ndarray, int]:
+    def _decide(
+        self, rows: list[np.ndarray], candidates: int, seed: int
+    ) -> tuple[Tensor | np.ndarray, np.ndarray, np.ndarray, int]:
         """One plan: the candidates (K,L,D), left where they are, and in the CPU's memory the best of them, the scores
         and the choice. The noise is drawn on the planner's device: a seed's is not the same on a GPU as on a CPU."""
+        runtime = getattr(self.whole, "runtime", None)  # a backend that has no use for tensors
+        if runtime is not None and self.computed is not None:
+            noise = self.computed.draw(1, candidates, torch.Generator().manual_seed(seed)).numpy()
+            made, ranks, choice = runtime(rows[0], noise, *rows[1:])
+            return made[0], made[0, choice[0]], ranks[0], int(choice[0])
+        told = [torch.from_numpy(row) for row in rows]
         decide = getattr(self.whole, "decide", None)  # a backend that draws the noise, and answers in the CPU's memory
         if decide is not None:
             windows, answer = decide(candidates, seed, *told)

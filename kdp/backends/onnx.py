@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -50,17 +49,19 @@ class _Voted(nn.Module):
         return self.whole.voted(*told)
 
 
-def through(runtime: Runtime) -> Callable[..., tuple[Tensor, ...]]:
-    """A function of arrays as one of tensors; none are copied."""
+class Through:
+    """A function of arrays as one of tensors; none are copied. A planner that has arrays may call `runtime` itself."""
 
-    def plan(*told: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.from_numpy(array) for array in runtime(*(tensor.contiguous().numpy() for tensor in told)))
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
 
-    return plan
+    def __call__(self, *told: Tensor) -> tuple[Tensor, ...]:
+        made = self.runtime(*(tensor.contiguous().numpy() for tensor in told))
+        return tuple(torch.from_numpy(array) for array in made)
 
 
-def by_onnxruntime(whole: WholePlan) -> Callable[..., tuple[Tensor, ...]]:
+def by_onnxruntime(whole: WholePlan) -> Through:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.onnx"
         write_onnx(whole, path)
-        return through(OnnxRuntime(path, torch.get_num_threads(), whole.rule))
+        return Through(OnnxRuntime(path, torch.get_num_threads(), whole.rule))

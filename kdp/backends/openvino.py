@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from kdp.backends.onnx import through, write_onnx
+from kdp.backends.onnx import Through, write_onnx
 from kdp.backends.runtimes import OpenVino
 from kdp.backends.whole import WholePlan
 
 
-def by_openvino(whole: WholePlan) -> Callable[..., tuple[Tensor, ...]]:
+def by_openvino(whole: WholePlan) -> Through:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.onnx"
         write_onnx(whole, path)
-        return through(OpenVino(path, torch.get_num_threads()))
+        return Through(OpenVino(path, torch.get_num_threads()))
