@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from kdp.drift import KEY_TEMPERATURE
 from kdp.keys import KeyMap, state_key
 from kdp.networks import Sizes
 from kdp.plan import Tracker
@@ -49,8 +48,9 @@ class Domain:
     stride: int = 1
     goals: Goals | None = None
     key: KeyMap = state_key
-    key_temperature: float = KEY_TEMPERATURE
-    """Default of drift.key_temperature: less where what is done hangs on small differences of state."""
+    key_temperature: float | None = None
+    """Default of drift.key_temperature, less where what is done hangs on small differences of state. None: the field's
+    own."""
     tilt: float = 0.0
     """Default of drift.tilt, in steps."""
     lambda_a: float = 1.0
