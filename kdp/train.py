@@ -57,8 +57,8 @@ class LoopConfig:
     ema: float = 0.999
     """Decay of the averaged weights, which are the ones that plan."""
     fuse: bool = False
-    """Have torch.compile make few operations of a step's many: a minute before the first step, then faster ones. Pays
-    for long runs of small networks on a GPU."""
+    """Have torch.compile make few operations of a step's many: a minute before the first step, then fewer to launch.
+    Meant for long runs of small networks; not yet measured on a GPU."""
     log_every: int = 50
     """Steps between rows of metrics.jsonl."""
     save_every: float = 60.0

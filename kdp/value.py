@@ -154,7 +154,10 @@ class Value(nn.Module):
 
     def score(self, windows: Tensor) -> Tensor:
         """windows (B,K,L,D) -> (B,K) J."""
-        return ranked(torch.cat([self.each(windows), self.first(windows).movedim(-1, 0)]), self.rule)
+        votes = self.each(windows)
+        if self.config.middle:
+            votes = torch.cat([votes, self.first(windows).movedim(-1, 0)])
+        return ranked(votes, self.rule)
 
     def slope(self, windows: Tensor) -> Slope:
         """windows (B,G,L,D) -> the slope of J. A coordinate on whose slope the ensemble disagrees counts less, by
@@ -183,11 +186,12 @@ class Value(nn.Module):
 
 
 def ranked(votes: Tensor, rule: Rule) -> Tensor:
-    """(heads + d_a,B,K) what each of an ensemble says of K plans, and their first actions -> (B,K) J.
+    """(heads + d_a,B,K) what each of an ensemble says of K plans and, where the middle counts, their first actions ->
+    (B,K) J.
 
     The mean of the ensemble, less where it disagrees about which plan is better than which: what all K have in common
-    does not count. And less the further a plan is from the middle: a critic is least wrong where the data are, and one
-    that has learned little would otherwise choose the strangest of all plans."""
+    does not count. Where the middle counts, less the further a plan is from it: a critic that has learned little would
+    choose the strangest of all plans."""
     each, actions = votes[: rule.heads], votes[rule.heads :]
     worth = each.mean(0)
     if rule.caution and rule.heads > 1:
@@ -210,7 +214,6 @@ class Scored(nn.Module):
         super().__init__()
         self.method, self.value = method, value
         self.rates = {"value": value.config.rate}
-
         self.asks = value.config.targets == "generator" and value.config.scorer == "critic"
 
     def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:

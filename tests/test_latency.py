@@ -340,7 +340,7 @@ def test_after_ctrl_c_there_is_what_was_measured_until_then(kdp_command, trained
 )
 def test_bad_input_is_refused_in_one_sentence(kdp_command, trained, tmp_path, words, rule):
     if "cuda" in words and torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("there is a GPU here")
     (tmp_path / "taken").write_text("")
     here = [trained / word if word in ("toy", "file") else word for word in words]
     code, _, err = kdp_command("latency", *here)
