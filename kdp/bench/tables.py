@@ -256,6 +256,8 @@ def scaling_lines(rows: Rows) -> dict[str, dict[str, list[Line]]]:
 def curves_page(rows: Rows) -> str:
     """The score at each stop, and the minutes until nine tenths of the final one."""
     groups = latest(rows, ("task", "method", "variant", "device"), each=("seed", "train_steps"))
+    tasks = _tasks(groups)
+    groups.sort(key=lambda group: (tasks.index(group[0]["task"]), group[0]["device"], group[0]["method"] != "kdp"))
     lines = ["# Score over training time", "", "Written by `kdp table` from `results/curves.jsonl`.", ""]
     body = []
     for group in groups:
