@@ -273,6 +273,7 @@ def eval_command(
     seed: int = 0,
     warm: int = 0,
     guidance: float = 0.0,
+    blend: float | None = None,
     domain: str | None = None,
     device: Device = "cpu",
 ) -> None:
@@ -284,13 +285,15 @@ def eval_command(
     Args:
         run: A run folder.
         episodes: How many episodes.
-        candidates: Plans drawn per decision; the best is executed.
+        candidates: Plans drawn per decision; the best, or a blend of all, is executed.
         executor: action executes the plan's own actions; track steers along its states by the domain's law, inverse by
             a learned model. The domain's own unless given.
         chunk: Steps executed before planning again; 0: one plan for the whole episode, whose last state is then held
             (by action: its last action repeated).
         warm: Every plan but the first starts from the last one and takes this many network calls (diffuser). 0: off.
         guidance: How much plans are pushed up the run's scorer while they are drawn (diffuser). 0: not.
+        blend: What is executed. 0: the best candidate. More: the mean of all, in which one counts exp(blend) times as
+            much for every standard deviation that it is worth more. The run's own unless given.
         seed: Seed of starts and plans.
         domain: Where to judge a run that was trained on a file.
         device: cpu, or cuda where there is one.
@@ -310,6 +313,7 @@ def eval_command(
         Console(),
         warm=warm,
         guidance=guidance,
+        blend=blend,
     )
 
 

@@ -61,6 +61,11 @@ class RunConfig:
             tilt=domain.tilt if self.drift.tilt is None else self.drift.tilt,
             lambda_a=domain.lambda_a if self.drift.lambda_a is None else self.drift.lambda_a,
         )
+        value = replace(
+            self.value,
+            scorer=self.value.scorer or domain.value,
+            blend=domain.blend if self.value.blend is None else self.value.blend,
+        )
         return replace(
             self,
             dataset=domain.source or domain.name,
@@ -70,7 +75,7 @@ class RunConfig:
             batch=self.batch or (GPU_BATCH if torch.device(device).type == "cuda" else CPU_BATCH)[self.method],
             relabel=domain.relabel if self.relabel is None else self.relabel,
             drift=drift,
-            value=replace(self.value, scorer=self.value.scorer or domain.value),
+            value=value,
             network=NetworkConfig(self.network.kind, **self.network.sizes(domain.network)._asdict()),
         )
 
@@ -114,8 +119,8 @@ class RunConfig:
         for name in ("discount", "expectile"):
             if not 0 < getattr(self.value, name) < 1:
                 raise UserError(f"value.{name} must be between 0 and 1; got {getattr(self.value, name)}.")
-        for name in ("tilt", "ascent", "caution", "middle"):
-            if not (getattr(self.value, name) >= 0 and math.isfinite(getattr(self.value, name))):
+        for name in ("tilt", "ascent", "caution", "blend"):
+            if not ((getattr(self.value, name) or 0.0) >= 0 and math.isfinite(getattr(self.value, name) or 0.0)):
                 raise UserError(f"value.{name} must be 0 (off) or more; got {getattr(self.value, name)}.")
         if (self.network.bands or 0) < 0:
             raise UserError(f"network.bands must be 0 (none) or more; got {self.network.bands}.")

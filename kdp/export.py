@@ -172,6 +172,7 @@ def _about(
         "stride": planner.stride,
         "nfe": planner.nfe,
         "rule": list(whole.rule),
+        "blend": planner.blend,
         "noise": {"steps": steps, "shape": list(noise.shape[2 if steps is None else 3 :]), "drawn": bool(noise.any())},
         "tracker": None if planner.tracker is None else asdict(planner.tracker),
         "inverse": None if planner.inverse is None else {"gap": planner.inverse.gap, "ahead": planner.inverse.ahead},

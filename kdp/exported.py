@@ -14,9 +14,9 @@ import numpy as np
 from kdp.backends import require
 from kdp.backends.runtimes import RUNTIMES, Runtime
 from kdp.errors import UserError
-from kdp.record import Plan, asked, check_candidates
+from kdp.record import Plan, asked, check_candidates, followed
 
-FORMAT, ABOUT, EXECUTORS = "kdp-export-3", "about.json", "executors.npz"
+FORMAT, ABOUT, EXECUTORS = "kdp-export-4", "about.json", "executors.npz"
 GRAPHS = {"onnx": "plan.onnx", "openvino": "plan.xml"}
 SIGHT = (1.0, 0.75, 0.5, 0.25)  # of the steps that an executor looks ahead, as in kdp/plan.py
 PLACES = 16  # looked at on the way to a target, as in kdp/score.py
@@ -53,7 +53,8 @@ class Exported:
         windows, scores, chosen = self.run(*given)
         passed = time.perf_counter() - begin
         windows, at = windows[0], int(chosen[0])
-        return Plan(windows[at], scores[0], at, about["state_dim"], about["action_dim"], passed, lambda: windows)
+        best = followed(windows, scores[0], at, about["blend"])
+        return Plan(best, scores[0], at, about["state_dim"], about["action_dim"], passed, lambda: windows)
 
     def draw(self, candidates: int, seed: int) -> np.ndarray:
         """The noise of a plan, by numpy: other numbers than PyTorch's for the same seed."""

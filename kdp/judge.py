@@ -37,6 +37,7 @@ def judge(
     *,
     warm: int = 0,
     guidance: float = 0.0,
+    blend: float | None = None,
 ) -> dict[str, Any]:
     """Closed-loop evaluation of a run: prints a table, writes eval.json and a picture, returns what it wrote."""
     about = read_config(run)
@@ -56,6 +57,7 @@ def judge(
         chunk=chunk,
         seed=seed,
         warm=warm,
+        blend=blend,
         console=console,
     )
     result |= {
@@ -158,6 +160,7 @@ def _table(result: dict[str, Any]) -> Table:
     error = "" if result["score_sem"] is None else f" ± {result['score_sem']:.1f}"
     pace = f"planning every {result['chunk']} steps" if result["chunk"] else "one plan, open loop"
     pace += ", each from the last" if result["warm"] else ""
+    which = f"blended ({result['blend']:g})" if result["blend"] else "the best is followed"
     first = f" ({result['nfe_first']} the first time)" if result["warm"] else ""
     rows = {
         "score": "-" if result["score"] is None else f"{result['score']:.1f}{error}",
@@ -165,7 +168,7 @@ def _table(result: dict[str, Any]) -> Table:
         "steps to goal": "-" if result["time_to_goal"] is None else f"{result['time_to_goal']:.0f}",
         "return": f"{result['return_mean']:.1f}",
         "episodes": str(result["episodes"]),
-        "candidates": str(result["candidates"]),
+        "candidates": f"{result['candidates']}, {which}" if result["candidates"] > 1 else "1",
         "executor": f"{result['executor']}, {pace}",
         "network calls per plan": f"{result['nfe']}{first}",
         "guidance": f"{result['guidance']:g}" if result["guidance"] else "none",

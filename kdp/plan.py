@@ -17,7 +17,7 @@ from kdp.errors import UserError
 from kdp.inverse import InverseModel
 from kdp.keys import Condition
 from kdp.normalize import Normalizer
-from kdp.record import Plan, asked, check_candidates
+from kdp.record import EPS, Plan, asked, check_candidates, followed
 from kdp.score import Scorer
 
 Sample = Callable[[Condition, int, torch.Generator], Tensor]
@@ -34,11 +34,18 @@ class Plans(NamedTuple):
     candidates: Tensor  # (N,K,L,D) in the dataset's units
     scores: Tensor  # (N,K)
     chosen: Tensor  # (N,) the best candidate's number
+    blend: float = 0.0
 
     @property
     def best(self) -> Tensor:
-        """(N,L,D)"""
-        return self.candidates.take_along_dim(self.chosen[:, None, None, None], 1)[:, 0]
+        """(N,L,D) what is followed: the best candidate or, with a blend, the mean of all, in which one counts
+        exp(blend) times as much for every standard deviation of the scores that it is better. What is noise in the
+        data averages out, and where the data leave no choice the mean is hardly left."""
+        if not self.blend:
+            return self.candidates.take_along_dim(self.chosen[:, None, None, None], 1)[:, 0]
+        apart = self.scores - self.scores.mean(1, keepdim=True)
+        weight = (self.blend * apart / (apart.square().mean(1, keepdim=True).sqrt() + EPS)).softmax(1)
+        return (weight[:, None] @ self.candidates.flatten(2)).unflatten(2, self.candidates.shape[2:])[:, 0]
 
     @property
     def brief(self) -> Tensor:
@@ -81,7 +88,7 @@ class Backend:
     name: str
     sample: Sample
     draw: Callable[[int, int, torch.Generator], Tensor]  # (N, K, generator) -> the noise that `sample` would draw
-    build: Callable[[Normalizer, tuple[int, ...], Scorer | None], Whole | None]  # None: not with this scorer
+    build: Callable[[Normalizer, tuple[int, ...], Scorer | None, float], Whole | None]  # None: not with this scorer
     largest: float = math.inf  # environments side by side; more of them are left to the sampler
 
 
@@ -94,6 +101,7 @@ class Planner:
     stride: int
     goal_dims: tuple[int, ...] = ()
     scorer: Scorer | None = None
+    blend: float = 0.0  # what is followed: 0 the best candidate, else a mean of all (Plans.best)
     tracker: Tracker | None = None
     inverse: InverseModel | None = None
     device: torch.device = torch.device("cpu")
@@ -120,7 +128,7 @@ class Planner:
         scorer a function that it does not know."""
         if self.computed is None or self.computed.sample is not self.sample:
             return None
-        return self.computed.build(self.normalizer, self.goal_dims, self.scorer)
+        return self.computed.build(self.normalizer, self.goal_dims, self.scorer, self.blend)
 
     @torch.inference_mode()
     def plan_batch(
@@ -138,7 +146,7 @@ class Planner:
         """
         if earlier is None and self.computed and self.whole and len(observations) <= self.computed.largest:
             noise = self.computed.draw(len(observations), candidates, generator)
-            return Plans(*self.whole(observations, noise, *(() if goals is None else (goals,))))
+            return Plans(*self.whole(observations, noise, *(() if goals is None else (goals,))), self.blend)
         observations, goals = observations.to(self.device), None if goals is None else goals.to(self.device)
         condition = Condition(self.normalizer.state(observations))
         if goals is not None:
@@ -152,7 +160,7 @@ class Planner:
             scores = torch.zeros(windows.shape[:2], device=windows.device)
         else:  # l. 3-4
             scores = self.scorer(windows, goals)
-        return Plans(windows, scores, scores.argmax(1))
+        return Plans(windows, scores, scores.argmax(1), self.blend)
 
     def plan(self, observation, goal=None, candidates: int = 64, seed: int = 0) -> Plan:
         """observation (d_s,), goal (d_g,) -> the best of `candidates` windows drawn in one call."""
@@ -177,7 +185,8 @@ class Planner:
         if runtime is not None and self.computed is not None:
             noise = self.computed.draw(1, candidates, torch.Generator().manual_seed(seed)).numpy()
             made, ranks, choice = runtime(rows[0], noise, *rows[1:])
-            return made[0], made[0, choice[0]], ranks[0], int(choice[0])
+            at = int(choice[0])
+            return made[0], followed(made[0], ranks[0], at, self.blend), ranks[0], at
         told = [torch.from_numpy(row) for row in rows]
         decide = getattr(self.whole, "decide", None)  # a backend that draws the noise, and answers in the CPU's memory
         if decide is not None:
@@ -186,11 +195,17 @@ class Planner:
             random = torch.Generator(self.device).manual_seed(seed)
             plans = self.plan_batch(told[0], told[1] if len(told) > 1 else None, candidates, random)
             if not plans.candidates.is_cuda:
-                at = int(plans.chosen[0])
-                return plans.candidates[0], plans.candidates[0, at].numpy(), plans.scores[0].numpy(), at
+                at, made, ranks = int(plans.chosen[0]), plans.candidates[0], plans.scores[0].numpy()
+                return made, followed(made.numpy(), ranks, at, self.blend), ranks, at
             windows, answer = plans.candidates, plans.brief.cpu()
         best, scores, chosen = np.split(answer[0].numpy(), [-1 - candidates, -1])
         return windows[0], best.reshape(windows.shape[-2:]), scores, int(chosen[0])
+
+    def blended(self, blend: float) -> Planner:
+        """The same, with another blend of the candidates followed; 0: the best of them alone."""
+        if not (blend >= 0 and math.isfinite(blend)):
+            raise UserError(f"blend must be 0 (the best candidate is followed) or more, and finite; got {blend}.")
+        return replace(self, blend=blend)
 
     def guided(self, objective: Scorer | None = None, weight: float = 1.0) -> Planner:
         """The same, with plans drawn from p(x) exp(weight J(x)), to first order, in place of p(x).

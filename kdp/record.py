@@ -11,12 +11,14 @@ import numpy as np
 
 from kdp.errors import UserError
 
+EPS = 1e-6
+
 
 @dataclass(frozen=True)
 class Plan:
     """One decision, in the dataset's units."""
 
-    best: np.ndarray  # (L,D) the chosen window, state block first
+    best: np.ndarray  # (L,D) the window to be followed, state block first: the chosen one, or all K blended
     scores: np.ndarray  # (K,); zeros where there is no scorer
     chosen: int  # the best candidate's number
     state_dim: int
@@ -41,6 +43,14 @@ class Plan:
     def actions(self) -> np.ndarray:
         """(H,d_a) planned actions, one a step: the stride undone."""
         return self.best[:, self.state_dim :].reshape(-1, self.action_dim)
+
+
+def followed(candidates: np.ndarray, scores: np.ndarray, chosen: int, blend: float) -> np.ndarray:
+    """candidates (K,L,D), scores (K,) -> (L,D): the chosen one or, with a blend, plan.Plans.best's mean of all."""
+    if not blend:
+        return candidates[chosen]
+    weight = np.exp(blend * (scores - scores[chosen]) / (scores.std() + EPS))
+    return np.tensordot((weight / weight.sum()).astype(candidates.dtype), candidates, 1)
 
 
 def asked(observation: Any, goal: Any, state_dim: int, goal_dim: int) -> tuple[np.ndarray, np.ndarray | None]:

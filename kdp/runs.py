@@ -248,6 +248,7 @@ def load(folder: str | Path, device: str = "cpu", backend: str | None = None) ->
         config.stride,
         goal_dims,
         scorer=scorer,
+        blend=config.value.blend or 0.0,
         tracker=_record(Tracker, about["tracker"]),
         inverse=_load_inverse(folder, normalizer, device),
         device=torch.device(device),
@@ -264,10 +265,12 @@ def _computed(name: str, method: Any, sample: Any, device: torch.device) -> Back
     if name == "eager" and device.type == "cuda":  # the sampler has CUDA graphs of its own
         return None
 
-    def build(normalizer: Normalizer, goal_dims: tuple[int, ...], scorer: Scorer | None) -> Any:
+    def build(normalizer: Normalizer, goal_dims: tuple[int, ...], scorer: Scorer | None, blend: float) -> Any:
         if name not in ("eager", "compiled") and not known(scorer):
             return None
-        return make(name, WholePlan(method, normalizer, goal_dims, scorer).eval().requires_grad_(False).to(device))
+        return make(
+            name, WholePlan(method, normalizer, goal_dims, scorer, blend).eval().requires_grad_(False).to(device)
+        )
 
     return Backend(name, sample, method.draw, build, 1 if name in (*RUNTIMES, "cuda") else math.inf)
 

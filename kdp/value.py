@@ -41,9 +41,9 @@ class ValueConfig:
     """Critics in the ensemble. What they disagree about counts less."""
     caution: float = 1.0
     """How many standard deviations of the ensemble are taken off its mean."""
-    middle: float = 0.0
-    """Best of K: how much it counts against a plan that its first action lies off the middle of all K, beside what the
-    plan is worth, both in standard deviations among the K; 0: worth alone."""
+    blend: float | None = None
+    """What is followed. 0: the best of K plans. More: the mean of all K, in which a plan counts exp(blend) times as
+    much for every standard deviation that it is worth more. Default: the domain's own."""
     width: int = 256
     layers: int = 3
     rate: float = 3e-4
@@ -60,7 +60,6 @@ class Rule(NamedTuple):
 
     heads: int = 1
     caution: float = 0.0
-    middle: float = 0.0
 
 
 class Slope(NamedTuple):
@@ -150,14 +149,11 @@ class Value(nn.Module):
 
     @property
     def rule(self) -> Rule:
-        return Rule(self.config.heads, self.config.caution, self.config.middle)
+        return Rule(self.config.heads, self.config.caution)
 
     def score(self, windows: Tensor) -> Tensor:
         """windows (B,K,L,D) -> (B,K) J."""
-        votes = self.each(windows)
-        if self.config.middle:
-            votes = torch.cat([votes, self.first(windows).movedim(-1, 0)])
-        return ranked(votes, self.rule)
+        return ranked(self.each(windows), self.rule)
 
     def slope(self, windows: Tensor) -> Slope:
         """windows (B,G,L,D) -> the slope of J. A coordinate on whose slope the ensemble disagrees counts less, by
@@ -186,25 +182,12 @@ class Value(nn.Module):
 
 
 def ranked(votes: Tensor, rule: Rule) -> Tensor:
-    """(heads + d_a,B,K) what each of an ensemble says of K plans and, where the middle counts, their first actions ->
-    (B,K) J.
-
-    The mean of the ensemble, less where it disagrees about which plan is better than which: what all K have in common
-    does not count. Where the middle counts, less the further a plan is from it: a critic that has learned little would
-    choose the strangest of all plans."""
-    each, actions = votes[: rule.heads], votes[rule.heads :]
-    worth = each.mean(0)
+    """(heads,B,K) what each of an ensemble says of K plans -> (B,K) J: the mean of the ensemble, less where it
+    disagrees about which plan is better than which. What all K have in common does not count."""
+    worth = votes.mean(0)
     if rule.caution and rule.heads > 1:
-        worth = worth - rule.caution * (each - each.mean(-1, keepdim=True)).std(0)
-    if rule.middle:
-        off = (actions - actions.mean(-1, keepdim=True)).square().sum(0)
-        worth = worth - rule.middle * off * _spread(worth) / (_spread(off) + EPS)
+        worth = worth - rule.caution * (votes - votes.mean(-1, keepdim=True)).std(0)
     return worth
-
-
-def _spread(numbers: Tensor) -> Tensor:
-    """(B,K) -> (B,1) their root mean square off their mean."""
-    return (numbers - numbers.mean(-1, keepdim=True)).square().mean(-1, keepdim=True).sqrt()
 
 
 class Scored(nn.Module):

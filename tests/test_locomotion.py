@@ -654,11 +654,14 @@ def test_the_study_collects_what_is_missing_and_writes_a_row_for_each_method_and
     told = [(r["variant"], r["method"], r["field"], r["candidates"], r["nfe"]) for r in rows]
     assert told == [
         ("kdp", "kdp", "joint", 2, 1),
+        ("kdp", "kdp", "joint", 2, 1),
         ("kdp", "kdp", "joint", 1, 1),
-        ("kdp-no-value", "kdp", "joint", 2, 1),
-        ("kdp-no-value", "kdp", "joint", 1, 1),
+        ("kdp-ascent", "kdp", "joint", 2, 1),
+        ("kdp-ascent", "kdp", "joint", 2, 1),
+        ("kdp-ascent", "kdp", "joint", 1, 1),
         ("kdp-published", "kdp", "keyed", 2, 1),
         ("kdp-published", "kdp", "keyed", 1, 1),
+        ("diffuser", "diffuser", None, 2, 2),
         ("diffuser", "diffuser", None, 2, 2),
         ("diffuser", "diffuser", None, 1, 2),
         ("bc", "bc", None, 1, 1),
@@ -693,11 +696,12 @@ def test_seeds_may_be_trained_together(kdp_command, few_steps, tmp_path):
     words = ("bench", "locomotion", "--quick", "--tasks", "hopper-medium", "--variants", "kdp", "--policies", few_steps)
     assert kdp_command(*words, "--seeds", 2, "--stack", "--no-timed")[0] == 0
     rows = read(tmp_path / "results/locomotion.jsonl")
-    told = [(r["seed"], r["candidates"], r["stacked"], r["train_steps"]) for r in rows]
-    assert told == [(0, 2, 2, 5), (0, 1, 2, 5), (1, 2, 2, 5), (1, 1, 2, 5)]
-    assert rows[0]["return_mean"] != rows[2]["return_mean"]
+    told = [(r["seed"], r["candidates"], r["blend"] > 0, r["stacked"], r["train_steps"]) for r in rows]
+    ways = [(2, True), (2, False), (1, True)]  # a blend of all, the best of all, one
+    assert told == [(seed, *way, 2, 5) for seed in (0, 1) for way in ways]
+    assert rows[0]["return_mean"] != rows[3]["return_mean"]
     assert kdp_command(*words, "--seeds", 3, "--stack", "--no-timed")[0] == 0  # one is left to train: alone
-    assert [r["stacked"] for r in read(tmp_path / "results/locomotion.jsonl")[4:]] == [None, None]
+    assert [r["stacked"] for r in read(tmp_path / "results/locomotion.jsonl")[6:]] == [None] * 3
 
 
 def test_learning_curves_of_the_variants(kdp_command, few_steps, tmp_path, monkeypatch):
@@ -710,29 +714,29 @@ def test_learning_curves_of_the_variants(kdp_command, few_steps, tmp_path, monke
         "--tasks",
         "hopper-medium",
         "--methods",
-        "kdp,kdp-no-value,bc",
+        "kdp,kdp-ascent,bc",
         "--points",
         2,
     )
     assert kdp_command(*words)[0] == 0
     rows = read(tmp_path / "results/curves.jsonl")
     told = [(r["variant"], r["method"], r["candidates"], r["train_steps"]) for r in rows]
-    ranked = [(variant, "kdp", 2, steps) for variant in ("kdp", "kdp-no-value") for steps in (1, 5)]
+    ranked = [(variant, "kdp", 2, steps) for variant in ("kdp", "kdp-ascent") for steps in (1, 5)]
     assert told == [*ranked, ("bc", "bc", 1, 1), ("bc", "bc", 1, 5)]
     assert kdp_command("table")[0] == 0
     page = (tmp_path / "docs/results/curves.md").read_text()
-    assert page.count("| hopper-medium | kdp-no-value") == 1 and "## hopper-medium, kdp, " in page
-    code, _, err = kdp_command("bench", "curves", "--tasks", "maze2d-umaze", "--methods", "kdp-no-value")
-    assert code == 2 and "'kdp-no-value' is not a method" in " ".join(err.split())
+    assert page.count("| hopper-medium | kdp-ascent") == 1 and "## hopper-medium, kdp, " in page
+    code, _, err = kdp_command("bench", "curves", "--tasks", "maze2d-umaze", "--methods", "kdp-ascent")
+    assert code == 2 and "'kdp-ascent' is not a method" in " ".join(err.split())
 
 
 def test_ablations_of_value_are_judged_ranked_and_not(kdp_command, few_steps, tmp_path, monkeypatch):
     monkeypatch.setenv("KDP_DATA", str(tmp_path / "data"))
     Task("hopper", "medium").collect(few_steps)
     words = ("bench", "ablations", "--quick", "--tasks", "hopper-medium", "--seeds", 1, "--fields", "joint")
-    assert kdp_command(*words, "--variants", "full,no ascent,no bands", "--results", "rows.jsonl")[0] == 0
+    assert kdp_command(*words, "--variants", "full,ascent,no bands", "--results", "rows.jsonl")[0] == 0
     rows = read(tmp_path / "rows.jsonl")
     told = [(r["variant"], r["candidates"], r["config"]["value"]["ascent"] > 0) for r in rows]
-    assert told == [("full", 2, True), ("full", 1, True), ("no ascent", 2, False), ("no ascent", 1, False)]
+    assert told == [("full", 2, False), ("full", 1, False), ("ascent", 2, True), ("ascent", 1, True)]
     assert all(r["energy_score"] > 0 and r["walls"] is None for r in rows)
     assert "action, K 2 | action, K 1" in ablations_page(rows)

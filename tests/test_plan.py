@@ -18,6 +18,7 @@ from kdp.methods.diffuser import Guide, gradient
 from kdp.methods.kdp import KDP
 from kdp.networks import NetworkConfig
 from kdp.plan import Backend, Controller, Planner, Plans, Tracker, moved_on, state_at
+from kdp.record import followed
 from kdp.score import Arrival
 
 STATE, ACTION, STRIDE, TOKENS, GOAL_DIMS = 4, 2, 3, 5, (0, 1)
@@ -164,6 +165,48 @@ def test_the_best_by_the_scorer_is_taken():
         assert plan.chosen == plan.scores.argmax() and np.array_equal(plan.best, plan.candidates[plan.chosen])
         chosen.add(plan.chosen)
     assert len(chosen) > 1
+
+
+def test_a_blend_is_the_mean_of_all_in_which_the_better_count_more():
+    random = torch.Generator().manual_seed(0)
+    windows = torch.randn(3, 8, 4, 5, generator=random, dtype=torch.float64)
+    scores = torch.randn(3, 8, generator=random, dtype=torch.float64)
+    best = Plans(windows, scores, scores.argmax(1), 1.5).best
+    for row in range(3):
+        worth = scores[row].numpy()
+        weight = np.exp(1.5 * (worth - worth.mean()) / worth.std())
+        expected = sum(w * window for w, window in zip(weight / weight.sum(), windows[row].numpy(), strict=True))
+        np.testing.assert_allclose(best[row], expected, atol=1e-5)
+        np.testing.assert_allclose(followed(windows[row].numpy(), worth, int(worth.argmax()), 1.5), expected, atol=1e-5)
+    equal = torch.zeros(3, 8, dtype=torch.float64)
+    torch.testing.assert_close(Plans(windows, equal, equal.argmax(1), 1.5).best, windows.mean(1))  # no scorer, say
+    torch.testing.assert_close(Plans(windows[:, :1], scores[:, :1], equal[:, 0].long(), 1.5).best, windows[:, 0])
+    first = windows.take_along_dim(scores.argmax(1)[:, None, None, None], 1)[:, 0]
+    torch.testing.assert_close(Plans(windows, scores, scores.argmax(1), 200.0).best, first, atol=1e-3, rtol=0)
+
+
+def test_a_planner_follows_the_blend_that_it_is_given():
+    plain = planner(scorer=last_speed)
+    plan = plain.blended(2.0).plan(OBSERVATION, GOAL, 8)
+    expected = followed(plan.candidates, plan.scores, plan.chosen, 2.0)
+    np.testing.assert_allclose(plan.best, expected, atol=1e-5)
+    assert not np.allclose(plan.best, plan.candidates[plan.chosen], atol=1e-3)
+    np.testing.assert_array_equal(plain.plan(OBSERVATION, GOAL, 8).candidates, plan.candidates)
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(UserError, match="blend must be 0"):
+            plain.blended(wrong)
+
+
+def test_noise_averages_out_of_a_blend_and_not_of_the_best():
+    """One way to act, noise about it in every coordinate, a scorer that is mistaken about most of them."""
+    random = torch.Generator().manual_seed(0)
+    noise = torch.randn(200, 64, 2, 6, generator=random)
+    scores = noise[:, :, 0, 0] + torch.randn(200, 64, generator=random)  # the first is truly better
+    plans = Plans(noise, scores, scores.argmax(1))
+    off = {blend: plans._replace(blend=blend).best.flatten(1) for blend in (0.0, 1.0)}
+    assert off[1.0][:, 0].mean() > 0.4  # better than the mean, which is zero
+    others = {blend: best[:, 1:].square().mean() for blend, best in off.items()}
+    assert others[1.0] < 0.1 * others[0.0]
 
 
 def test_the_scorer_is_told_windows_and_goals_in_the_units_of_the_data():

@@ -135,17 +135,9 @@ def test_what_all_candidates_share_does_not_count_and_disagreement_does(monkeypa
     torch.testing.assert_close(score[:, 1] - score[:, 0], torch.ones(1), atol=0.7, rtol=0)
 
 
-def test_what_lies_off_the_middle_counts_less_as_far_as_asked():
-    votes = torch.tensor([[[0.0, 1.0, 1.1]], [[-1.0, 0.1, 0.9]]])  # of three plans the worth, and the first action
-    assert [ranked(votes, Rule(1, 0.0, middle)).argmax(1).item() for middle in (0.0, 1.0)] == [2, 1]
-    better = torch.tensor([[[0.0, 1.0, 9.0]], [[-1.0, 0.1, 0.9]]])
-    assert ranked(better, Rule(1, 0.0, 0.5)).argmax(1).item() == 2
-    torch.testing.assert_close(ranked(votes[..., :1], Rule(1, 0.0, 1.0)), votes[0, :, :1])  # alone, its worth
-
-
-@pytest.mark.parametrize("rule", [Rule(2, 1.0, 1.0), Rule(2, 0.0, 0.5), Rule(2, 1.0, 0.0), Rule(1, 1.0, 2.0)])
+@pytest.mark.parametrize("rule", [Rule(5, 1.0), Rule(5, 0.0), Rule(1, 1.0)])
 def test_votes_are_counted_alike_with_and_without_torch(rule):
-    votes = torch.randn(5, 2, 7, generator=torch.Generator().manual_seed(0))
+    votes = torch.randn(rule.heads, 2, 7, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(torch.from_numpy(without_torch(votes.numpy(), *rule)), ranked(votes, rule))
 
 

@@ -21,8 +21,7 @@ class _Graph(NamedTuple):
     flat: Tensor  # the graph's input on the GPU: all that a plan is told, in a row
     staged: Tensor  # the same in the CPU's memory, where the GPU can fetch it by itself
     fetched: torch.cuda.Event  # when it last did
-    answer: Tensor  # what must leave the GPU, in such memory
-    answered: torch.cuda.Event
+    answer: Tensor | None  # what must leave the GPU, in such memory
     random: torch.Generator | None  # of the noise, where the graph draws it
 
 
@@ -49,14 +48,13 @@ class Captured:
         """The noise drawn on the GPU from the seed, the rest told -> the candidates (N,K,L,D), there, and Plans.brief
         on the CPU: the one thing that is waited for."""
         graph = self._graph(told, candidates)
-        assert graph.random is not None
+        assert graph.random is not None and graph.answer is not None
         graph.random.manual_seed(seed)
-        _fill(graph, told)
-        graph.recorded.graph.replay()
-        graph.answer.copy_(graph.recorded.output[3], non_blocking=True)
-        graph.answered.record()
+        torch.cat([tensor.reshape(-1) for tensor in told], out=graph.staged)  # the last plan was waited for
+        graph.recorded.graph.replay()  # fetches what is staged, and brings the answer
+        graph.fetched.record()
         windows = graph.recorded.output[0].clone()
-        graph.answered.synchronize()
+        graph.fetched.synchronize()
         return windows, graph.answer.clone()
 
     def _graph(self, told: tuple[Tensor, ...], candidates: int | None = None) -> _Graph:
@@ -68,32 +66,42 @@ class Captured:
         return self.graphs[key]
 
     def _record(self, told: tuple[Tensor, ...], candidates: int | None) -> _Graph:
-        """With a number of candidates the graph draws their noise, else it is told it."""
-        device, shapes = self.whole.state_mean.device, [tensor.shape for tensor in told]
-        first = torch.cat([tensor.reshape(-1).to(device) for tensor in told])
-        random = None if candidates is None else torch.Generator(device)
+        """With a number of candidates the graph draws their noise, fetches the rest from the CPU's memory and writes
+        the answer there; else it is told the noise, and all is left on the GPU."""
+        whole, shapes = self.whole, [tensor.shape for tensor in told]
+        first = torch.cat([tensor.reshape(-1).to(whole.state_mean.device) for tensor in told])
+        random = answer = None
+        with torch.inference_mode(False):  # a tensor of inference mode could not be written to outside of it
+            staged = torch.empty(first.shape, pin_memory=True).copy_(first)
+            if candidates is not None:
+                random = torch.Generator(first.device)
+                size = whole.tokens * whole.width + candidates + 1
+                answer = torch.empty(len(told[0]), size, pin_memory=True)
 
         def plan(flat: Tensor) -> tuple[Tensor, ...]:
+            if random is not None:
+                flat.copy_(staged, non_blocking=True)
             parts = flat.split([shape.numel() for shape in shapes])
             here, *rest = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
             if random is not None and candidates is not None:
-                rest.insert(0, self.whole.method.draw(len(here), candidates, random))
-            return self.function(here, *rest)
+                rest.insert(0, whole.method.draw(len(here), candidates, random))
+            made = self.function(here, *rest)
+            if answer is not None:
+                answer.copy_(made[3], non_blocking=True)
+            return made
 
         recorded = Recorded(plan, (first,), random)
         flat = recorded.inputs[0]
         assert flat is not None
-        with torch.inference_mode(False):  # a tensor of inference mode could not be written to outside of it
-            staged, answer = (torch.empty(t.shape, pin_memory=True) for t in (first, recorded.output[3]))
-        return _Graph(recorded, flat, staged, torch.cuda.Event(), answer, torch.cuda.Event(), random)
+        return _Graph(recorded, flat, staged, torch.cuda.Event(), answer, random)
 
 
 def answering(whole: WholePlan) -> Callable[..., tuple[Tensor, ...]]:
     """A whole plan that returns Plans.brief too."""
 
     def plan(*told: Tensor) -> tuple[Tensor, ...]:
-        plans = Plans(*whole(*told))
-        return *plans, plans.brief
+        candidates, scores, chosen = whole(*told)
+        return candidates, scores, chosen, Plans(candidates, scores, chosen, whole.blend).brief
 
     return plan
 

@@ -13,7 +13,6 @@ import numpy as np
 from kdp.errors import UserError
 
 INPUTS, OUTPUTS, VOTES = ("observation", "noise", "goal"), ("candidates", "scores", "chosen"), "votes"
-EPS = 1e-6
 FEWEST = 64  # candidates that are worth a thread of their own: handing work over costs half a millisecond
 
 
@@ -27,7 +26,7 @@ class OnnxRuntime:
     """Any number of candidates, without being told before. Each thread computes some of them from beginning to end, and
     they are ranked together: threads that share every product would wait for each other at every one."""
 
-    def __init__(self, path: Path, threads: int | None = None, rule: tuple[int, float, float] = (1, 0.0, 0.0)):
+    def __init__(self, path: Path, threads: int | None = None, rule: tuple[int, float] = (1, 0.0)):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -57,22 +56,18 @@ class OnnxRuntime:
         return self.session.run(outputs, dict(zip(self.names, told, strict=True)))
 
 
-def ranked(votes: np.ndarray, heads: int, caution: float, middle: float) -> np.ndarray:
-    """value.ranked: (V,N,K) -> (N,K)."""
-    each, actions = votes[:heads], votes[heads:]
-    scores = each.mean(0)
+def ranked(votes: np.ndarray, heads: int, caution: float) -> np.ndarray:
+    """value.ranked: (heads,N,K) -> (N,K)."""
+    scores = votes.mean(0)
     if caution and heads > 1:
-        scores -= caution * (each - each.mean(-1, keepdims=True)).std(0, ddof=1)
-    if middle:
-        off = np.square(actions - actions.mean(-1, keepdims=True)).sum(0)
-        scores -= middle * off * scores.std(-1, keepdims=True) / (off.std(-1, keepdims=True) + EPS)
+        scores -= caution * (votes - votes.mean(-1, keepdims=True)).std(0, ddof=1)
     return scores
 
 
 class OpenVino:
     """Compiled anew for every number of candidates: static shapes are the fast ones. That takes a moment."""
 
-    def __init__(self, path: Path, threads: int | None = None, rule: tuple[int, float, float] = (1, 0.0, 0.0)):
+    def __init__(self, path: Path, threads: int | None = None, rule: tuple[int, float] = (1, 0.0)):
         import openvino
 
         self.core = openvino.Core()
@@ -103,7 +98,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} cannot be read as a plan's graph, it may be truncated ({why}). Export the run again.")
 
 
-RUNTIMES: dict[str, Callable[[Path, int | None, tuple[int, float, float]], Runtime]] = {
+RUNTIMES: dict[str, Callable[[Path, int | None, tuple[int, float]], Runtime]] = {
     "onnx": OnnxRuntime,
     "openvino": OpenVino,
 }

@@ -23,10 +23,15 @@ class WholePlan(nn.Module):
     """
 
     def __init__(
-        self, method: Any, normalizer: Normalizer, goal_dims: tuple[int, ...] = (), scorer: Scorer | None = None
+        self,
+        method: Any,
+        normalizer: Normalizer,
+        goal_dims: tuple[int, ...] = (),
+        scorer: Scorer | None = None,
+        blend: float = 0.0,
     ):
         super().__init__()
-        self.method, self.goal_dims = method, goal_dims
+        self.method, self.goal_dims, self.blend = method, goal_dims, blend
         self.tokens, self.width = method.clamp.tokens, method.clamp.width
         self.state_mean: Tensor
         self.state_std: Tensor
@@ -113,19 +118,15 @@ class _Worth(nn.Module):
     def __init__(self, worth: Worth):
         super().__init__()
         value = worth.value
-        self.config, self.critic = value.config, value.config.scorer == "critic"
+        self.heads, self.critic = value.config.heads, value.config.scorer == "critic"
         self.network = value.q if self.critic else value.returns
-        self.start, self.told = value.state_dim, value.state_dim + value.action_dim
+        self.told = value.state_dim + value.action_dim
 
     def forward(self, windows: Tensor, x: Tensor, goal: Tensor | None) -> Tensor:
         told = x[:, :, 0, : self.told].reshape(-1, self.told) if self.critic else x.reshape(-1, x[0, 0].numel())
         if torch.onnx.is_in_onnx_export():
-            each = torch.stack([_head(self.network, told, at).reshape(len(x), -1) for at in range(self.config.heads)])
-        else:
-            each = self.network.stack(told.expand(self.config.heads, -1, -1)).reshape(self.config.heads, len(x), -1)
-        if not self.config.middle:  # where the plans lie does not count
-            return each
-        return torch.cat([each, x[:, :, 0, self.start : self.told].permute(2, 0, 1)])
+            return torch.stack([_head(self.network, told, at).reshape(len(x), -1) for at in range(self.heads)])
+        return self.network.stack(told.expand(self.heads, -1, -1)).reshape(self.heads, len(x), -1)
 
 
 def _head(network: Critic, h: Tensor, at: int) -> Tensor:

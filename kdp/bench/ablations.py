@@ -37,12 +37,16 @@ OURS: dict[str, dict[str, Any]] = {  # what we add to the paper in mazes, left o
     "no bands": {"network": NetworkConfig(bands=0)},
 }
 VALUED = VALUE_VARIANTS["kdp"]["value"]
-VALUE: dict[str, dict[str, Any]] = {  # and in locomotion
-    "no ascent": {"value": replace(VALUED, ascent=0.0)},
-    "targets from data": {"value": replace(VALUED, targets="data")},
+CRITIC = replace(VALUE_VARIANTS["kdp-ascent"]["value"], ascent=0.0)
+VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other scorers, and value in the field
+    "no blend": {"value": replace(VALUED, blend=0.0)},
     "no caution": {"value": replace(VALUED, caution=0.0)},
-    "the middle counts": {"value": replace(VALUED, middle=1.0)},
-    "one critic": {"value": replace(VALUED, heads=1)},
+    "one head": {"value": replace(VALUED, heads=1)},
+    "critic": {"value": CRITIC},
+    "tilt": {"value": replace(CRITIC, tilt=1.0)},
+    "ascent": {"value": replace(CRITIC, ascent=VALUE_VARIANTS["kdp-ascent"]["value"].ascent)},
+    "one-step targets": {"value": replace(CRITIC, steps=1)},
+    "targets from the generator": {"value": replace(CRITIC, steps=1, targets="generator")},
 }
 MAZE_PROTOCOLS, LOCOMOTION_PROTOCOLS = [Protocol("track"), Protocol("action")], [RANKED, UNRANKED]
 

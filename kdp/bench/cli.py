@@ -296,7 +296,7 @@ def curves_command(
     """The score over training time: each run is stopped, judged and resumed; rows go to results/.
 
     Examples: kdp bench curves --tasks maze2d-umaze --device cuda
-    / kdp bench curves --tasks hopper-medium --methods kdp,kdp-no-value,bc --device cuda
+    / kdp bench curves --tasks hopper-medium --methods kdp,kdp-ascent,bc --device cuda
 
     Args:
         tasks: Mazes and collected locomotion sets, separated by commas.

@@ -72,11 +72,14 @@ def evaluate(
     chunk: int = 1,
     seed: int = 0,
     warm: int = 0,
+    blend: float | None = None,
     timed: bool = True,
     console: Console | None = None,
 ) -> tuple[dict[str, Any], list[Episode]]:
-    """Scores and the episodes they come from, in closed loop (chunk 0: open loop); `warm` as of a Controller. Not
-    `timed`: the time of a decision is left out."""
+    """Scores and the episodes they come from, in closed loop (chunk 0: open loop); `warm` as of a Controller, `blend`
+    the planner's own unless given. Not `timed`: the time of a decision is left out."""
+    if blend is not None:
+        planner = planner.blended(blend)
     if episodes < 1:
         raise UserError(f"episodes must be 1 or more; got {episodes}.")
     if seed < 0:
@@ -93,6 +96,7 @@ def evaluate(
         "executor": executor,
         "chunk": chunk,
         "warm": warm,
+        "blend": planner.blend,
         "seed": seed,
         "nfe": nfe,
         "nfe_first": planner.nfe,

@@ -51,6 +51,8 @@ class Protocol:
     """Steps between plans; 0: one plan, executed to the end (open loop)."""
     warm: int = 0
     """Network calls that refine the last plan, where the next one is not drawn from noise (diffuser); 0: it is."""
+    blend: float | None = None
+    """What is followed, as value.blend; None: the run's own."""
 
     def quick(self) -> Protocol:
         """The same, cheaply."""
@@ -210,7 +212,8 @@ def told(about: dict[str, Any], training: Training) -> dict[str, Any]:
 def identity(judging: Judging, now: str | None) -> dict[str, Any]:
     """What a row must say to be the one that this would measure again."""
     config = read_config(judging.training.folder)["config"]
-    asked = asdict(judging.protocol) | {"episodes": judging.episodes, "config": config, "commit": now}
+    blend = config["value"]["blend"] if judging.protocol.blend is None else judging.protocol.blend
+    asked = asdict(judging.protocol) | {"blend": blend, "episodes": judging.episodes, "config": config, "commit": now}
     return json.loads(json.dumps(asked | judging.labels))
 
 

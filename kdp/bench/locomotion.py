@@ -25,18 +25,22 @@ from kdp.provenance import commit
 from kdp.value import ValueConfig
 
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
-EPISODES, CANDIDATES = 20, 16
+EPISODES, CANDIDATES, BATCH = 20, 64, 1024
 
-# Ours and what is left of it without value in the field; the published field with the published scorer; Diffuser and
-# regression beside a critic of the data's actions, which ranks Diffuser's plans.
+# Ours, and with value in the field too; the published field, of which the best of all is followed as published;
+# Diffuser with our scorer; regression.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "kdp": {"value": ValueConfig("critic", targets="generator", ascent=0.3)},
-    "kdp-no-value": {"value": ValueConfig("critic")},
-    "kdp-published": {"value": ValueConfig("return"), "drift": DriftConfig(field="keyed")},
-    "diffuser": {"method": "diffuser", "value": ValueConfig("critic")},
+    "kdp": {"value": ValueConfig("return")},
+    "kdp-ascent": {"value": ValueConfig("critic", steps=1000, ascent=0.2)},
+    "kdp-published": {"value": ValueConfig("return", blend=0.0), "drift": DriftConfig(field="keyed")},
+    "diffuser": {"method": "diffuser", "value": ValueConfig("return")},
     "bc": {"method": "bc", "value": ValueConfig("none")},
 }
-RANKED, UNRANKED = Protocol("action", CANDIDATES), Protocol("action", 1)
+RANKED, BEST, UNRANKED = (
+    Protocol("action", CANDIDATES),
+    Protocol("action", CANDIDATES, blend=0.0),
+    Protocol("action", 1),
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def locomotion_runs(
     """Variants and their runs, in the order given; peers are not among them."""
     studied = []
     for task, variant, seed in product(tasks, [name for name in variants if name in VARIANTS], range(seeds)):
-        config = replace(RunConfig(task, seed=seed, steps=steps), **VARIANTS[variant])
+        config = replace(RunConfig(task, seed=seed, steps=steps, batch=BATCH), **VARIANTS[variant])
         if quick:
             config = replace(config, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
         name = f"{task}-{variant}-{seed}{'-quick' if quick else ''}"
@@ -81,8 +85,8 @@ def locomotion_runs(
 
 
 def protocols(method: str, quick: bool) -> list[Protocol]:
-    """How a method is judged, the best of it first; regression has nothing to rank."""
-    asked = [UNRANKED] if method == "bc" else [RANKED, UNRANKED]
+    """How a method is judged: as its run says, by the best of all, and unranked. Regression has nothing to rank."""
+    asked = [UNRANKED] if method == "bc" else [RANKED, BEST, UNRANKED]
     return [protocol.quick() for protocol in asked] if quick else asked
 
 

@@ -147,34 +147,42 @@ def maze2d_summary(rows: Rows, curves: Rows) -> str:
 
 def locomotion_page(rows: Rows) -> str:
     """A line for each planner and peer, a column for each set, and the mean over the sets where all were measured."""
-    groups = latest(rows, ("task", "variant", "candidates"))
-    by = {(g[0]["variant"], g[0]["candidates"], g[0]["task"]): g for g in groups}
+    groups = latest(rows, ("task", "variant", "candidates", "blend"))
+    ways = [(g[0]["variant"], followed(g[0])) for g in groups]
+    by = {(*way, g[0]["task"]): g for way, g in zip(ways, groups, strict=True)}
     tasks = list(dict.fromkeys(group[0]["task"] for group in groups))
     body = []
-    for variant, k in dict.fromkeys((g[0]["variant"], g[0]["candidates"]) for g in groups):
+    for variant, k in dict.fromkeys(ways):
         mine = [by.get((variant, k, task), []) for task in tasks]
         average = ""
         if all(mine):
             average = f"{np.mean([np.mean([row['score'] for row in group]) for group in mine]):.1f}"
         some = [group for group in mine if group][0]
         seeds = few({len(group) for group in mine if group})
-        cells = [variant, str(k), *(score(group) for group in mine), average, seeds, str(some[0]["nfe"]), ms(some)]
+        cells = [variant, k, *(score(group) for group in mine), average, seeds, str(some[0]["nfe"]), ms(some)]
         body.append([*cells, mean([row for group in mine for row in group], "train_minutes", "{:.1f}")])
     head = ["method", "K", *tasks, "mean", "seeds", "calls", "ms", "min"]
     episodes = few({row["episodes"] for group in groups for row in group})
     note = (
         f"Regenerated data (collected from policies), not D4RL's files; returns on D4RL's scale. Mean ± standard "
-        f"error over seeds, {episodes} episodes each. K: candidates, ranked by the learned scorer where there are "
-        f"several; calls: network calls one after the other in a plan; ms: median time of a decision; min: minutes of "
-        f"training."
+        f"error over seeds, {episodes} episodes each. K: candidates, of which the scorer's best is followed, or "
+        f"a blend of all in which the better count more; calls: network calls one after the other in a plan; ms: "
+        f"median time of a decision; min: minutes of training."
     )
     lines = ["# Locomotion", "", "Written by `kdp table` from `results/locomotion.jsonl`.", ""]
     return "\n".join([*lines, *markdown(head, body), "", *prose(note), "", *origin(groups), ""])
 
 
+def followed(row: Row) -> str:
+    """How many candidates there were, and which of them was followed."""
+    if row["candidates"] == 1:
+        return "1"
+    return f"{row['candidates']}, {'blend' if row.get('blend') else 'best'}"
+
+
 def ablations_page(rows: Rows) -> str:
     """One table for each task and field: what each part of the objective is worth."""
-    groups = latest(rows, ("task", "base", "variant", "executor", "candidates"))
+    groups = latest(rows, ("task", "base", "variant", "executor", "candidates", "blend"))
     lines = ["# Ablations", "", "Written by `kdp table` from `results/ablations.jsonl`.", ""]
     for task, base in dict.fromkeys((group[0]["task"], group[0]["base"]) for group in groups):
         mine = [group for group in groups if (group[0]["task"], group[0]["base"]) == (task, base)]

@@ -146,7 +146,8 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,
         reference=body.reference,
-        value="critic",
+        value="return",
+        blend=1.0,
     )
 
 
