@@ -64,6 +64,7 @@ class RunConfig:
         value = replace(
             self.value,
             scorer=self.value.scorer or domain.value,
+            discount=domain.discount if self.value.discount is None else self.value.discount,
             blend=domain.blend if self.value.blend is None else self.value.blend,
         )
         return replace(
@@ -116,9 +117,9 @@ class RunConfig:
         for name, number in numbers.items():
             if number is not None and not (number > 0 and math.isfinite(number)):
                 raise UserError(f"{name} must be more than zero; got {number}.")
-        for name in ("discount", "expectile"):
-            if not 0 < getattr(self.value, name) < 1:
-                raise UserError(f"value.{name} must be between 0 and 1; got {getattr(self.value, name)}.")
+        for name, number in {"discount": self.value.discount, "expectile": self.value.expectile}.items():
+            if number is not None and not 0 < number < 1:
+                raise UserError(f"value.{name} must be between 0 and 1; got {number}.")
         for name in ("tilt", "ascent", "caution", "blend"):
             if not ((getattr(self.value, name) or 0.0) >= 0 and math.isfinite(getattr(self.value, name) or 0.0)):
                 raise UserError(f"value.{name} must be 0 (off) or more; got {getattr(self.value, name)}.")

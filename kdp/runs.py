@@ -124,6 +124,8 @@ def assemble(
 ) -> Parts:
     """The parts of a run, from a resolved config; the inverse model is fitted unless given."""
     assert config.horizon and config.stride and config.batch
+    if config.loop.bf16 and torch.device(device).type != "cuda":
+        raise UserError(f"loop.bf16 is for a GPU, and makes a {device} slower. Leave it out, or give --device cuda.")
     fast_products(device)
     Windows(episodes, config.horizon, config.stride)  # refused before anything is fitted, if it is
     goal_dims = domain.goals.dims if domain.goals else ()
@@ -137,6 +139,7 @@ def assemble(
         inverse = fit_inverse(episodes, normalizer, config.stride, config.seed, steps, ahead)
     outcomes = None
     if config.value.scorer != "none":
+        assert config.value.discount
         outcomes = Outcomes.of(original, config.value.discount, config.value.steps).to(device)
         learner.value.fit_scale(outcomes.returns)
     if config.relabel:

@@ -59,6 +59,8 @@ class LoopConfig:
     fuse: bool = False
     """Have torch.compile make few operations of a step's many: a minute before the first step, then fewer to launch.
     Meant for long runs of small networks; not yet measured on a GPU."""
+    bf16: bool = False
+    """Networks compute in bfloat16, on a GPU only; weights, fields and losses stay in single precision."""
     log_every: int = 50
     """Steps between rows of metrics.jsonl."""
     save_every: float = 60.0
@@ -161,6 +163,9 @@ class Update:
         self.method, self.clip = method, config.clip
         self.loss = torch.compile(self.method.loss, dynamic=False) if config.fuse else self.method.loss
         device = next(method.parameters()).device
+        self.rounded = partial(
+            torch.autocast, device.type, torch.bfloat16, enabled=config.bf16, cache_enabled=False
+        )  # a cache would outlive the recording of a graph
         self.random = torch.Generator(device)
         self.graphed, self.calls = device.type == "cuda", 0
         self.graph: Recorded | None = None
@@ -194,7 +199,8 @@ class Update:
 
     def _step(self, *tensors: Any) -> dict[str, Tensor]:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, metrics = self.loss(Batch.of(*tensors), self.method.draws(len(tensors[0]), self.random))
+        with self.rounded():
+            loss, metrics = self.loss(Batch.of(*tensors), self.method.draws(len(tensors[0]), self.random))
         loss.backward()
         return {"loss": loss.detach(), "grad/norm": self.advance(), **metrics}
 

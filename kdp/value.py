@@ -32,7 +32,8 @@ class ValueConfig:
     domain's own."""
     targets: Literal["data", "generator"] = "data"
     """What the critic asks about at the next state. data: its actions there (IQL). generator: the generator's (kdp)."""
-    discount: float = 0.99
+    discount: float | None = None
+    """Of a reward one step later. Default: the domain's own."""
     steps: int = 1
     """Rewards in a target of the critic before its own estimate."""
     expectile: float = 0.7
@@ -105,7 +106,7 @@ class Value(nn.Module):
         after = batch.followed
         assert after is not None, "a scorer learns from what followed"
         if self.config.scorer == "return":
-            error = self.returns(batch.windows.flatten(1)) - self.scaled(after.returns)
+            error = self.returns(batch.windows.flatten(1)).to(after.returns) - self.scaled(after.returns)
             loss = error.square().mean()
             return loss, {"value/error": loss.detach()}
         state, taken = batch.windows[:, 0, : self.state_dim], self.first(batch.windows)
@@ -118,7 +119,7 @@ class Value(nn.Module):
             goal = self.scaled(after.reward + after.discount * (later * self.spread + self.mean))
             best = self.cautious(self.target(told))
         known = after.known / after.known.mean().clamp_min(EPS)
-        q = self.q(told)
+        q = self.q(told).to(goal)
         error = ((q - goal).square() * known).mean()
         surprise = best - self.v(state)[0]
         side = (self.config.expectile - (surprise < 0).float()).abs()  # the expectile above, the rest below

@@ -22,6 +22,7 @@ from kdp.domains.locomotion import TASKS as SETS
 from kdp.drift import DriftConfig
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.provenance import commit
+from kdp.train import LoopConfig
 from kdp.value import ValueConfig
 
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
@@ -71,12 +72,20 @@ def collect_missing(tasks: list[str], policies: Path | None) -> None:
 
 
 def locomotion_runs(
-    tasks: list[str], variants: list[str], seeds: int, steps: int | None, quick: bool, device: str, runs: Path
+    tasks: list[str],
+    variants: list[str],
+    seeds: int,
+    steps: int | None,
+    quick: bool,
+    device: str,
+    runs: Path,
+    fuse: bool = False,
 ) -> list[tuple[str, Training]]:
     """Variants and their runs, in the order given; peers are not among them."""
     studied = []
     for task, variant, seed in product(tasks, [name for name in variants if name in VARIANTS], range(seeds)):
         config = replace(RunConfig(task, seed=seed, steps=steps, batch=BATCH), **VARIANTS[variant])
+        config = replace(config, loop=LoopConfig(fuse=fuse and config.method != "diffuser"))
         if quick:
             config = replace(config, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
         name = f"{task}-{variant}-{seed}{'-quick' if quick else ''}"
@@ -106,7 +115,8 @@ def bench_locomotion(
     console: Console,
 ) -> None:
     """Runs are kept in `runs`: a study that was stopped goes on where it stopped, and does nothing twice."""
-    studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs)
+    fuse = stack and not quick and device == "cuda"  # what a stack of small networks waits for is the launching
+    studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs, fuse)
     trainings = [training for _, training in studied]
     judgings = [
         Judging("locomotion", training, asked, quick, 2 if quick else EPISODES, {"variant": variant})

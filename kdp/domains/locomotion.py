@@ -147,7 +147,8 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         episode_steps=EPISODE_STEPS,
         reference=body.reference,
         value="return",
-        blend=1.0,
+        discount=0.997,
+        blend=2.0,
     )
 
 

@@ -49,6 +49,6 @@ class BC(nn.Module):
 
 def squared_error(x: Tensor, y: Tensor, weight: Tensor, state_dim: int) -> tuple[Tensor, dict[str, Tensor]]:
     """x, y (...,L,D), weight (L,D) -> the weighted mean square, and its two parts for the log."""
-    error = weight * (x - y).square()
+    error = weight * (x.to(y) - y).square()
     parts = {"error/state": error[..., :state_dim], "error/action": error[..., state_dim:]}
     return error.mean(), {name: part.detach().mean() for name, part in parts.items()}

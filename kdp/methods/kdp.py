@@ -62,10 +62,10 @@ class KDP(nn.Module):
         self, batch: Batch, draws: tuple[Tensor, ...], value: Value | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """With a value, the field is tilted by it and goes up it, as far as its settings say."""
-        x = self.decode(draws[0].to(batch.windows.device), batch.condition)  # Alg. 1, l. 1-2
+        x = self.decode(draws[0].to(batch.windows.device), batch.condition).to(batch.windows)  # Alg. 1, l. 1-2
         x = x if self.grouped else x.squeeze(1)
         weight = self.weight
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # a drift is a small difference
             if self.grouped:
                 assert batch.positives is not None
                 log_weight = self.log_weight(batch)
