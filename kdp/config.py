@@ -64,7 +64,6 @@ class RunConfig:
         value = replace(
             self.value,
             scorer=self.value.scorer or domain.value,
-            discount=domain.discount if self.value.discount is None else self.value.discount,
             blend=domain.blend if self.value.blend is None else self.value.blend,
         )
         return replace(

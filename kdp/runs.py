@@ -139,7 +139,6 @@ def assemble(
         inverse = fit_inverse(episodes, normalizer, config.stride, config.seed, steps, ahead)
     outcomes = None
     if config.value.scorer != "none":
-        assert config.value.discount
         outcomes = Outcomes.of(original, config.value.discount, config.value.steps).to(device)
         learner.value.fit_scale(outcomes.returns)
     if config.relabel:
@@ -206,8 +205,6 @@ def check_value(config: RunConfig, domain: Domain) -> None:
         )
     if asked == "none" and (value.tilt or value.ascent):
         raise UserError("value in the field needs a scorer; give --value.scorer critic, or leave tilt and ascent at 0.")
-    if asked == "return" and value.tilt:
-        raise UserError("value.tilt needs the advantages of a critic; give --value.scorer critic, or leave it at 0.")
     if value.targets == "generator" and config.method != "kdp":
         raise UserError(f"value.targets must be data for {config.method}: only kdp draws its actions in one call.")
 

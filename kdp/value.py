@@ -32,8 +32,7 @@ class ValueConfig:
     domain's own."""
     targets: Literal["data", "generator"] = "data"
     """What the critic asks about at the next state. data: its actions there (IQL). generator: the generator's (kdp)."""
-    discount: float | None = None
-    """Of a reward one step later. Default: the domain's own."""
+    discount: float = 0.99
     steps: int = 1
     """Rewards in a target of the critic before its own estimate."""
     expectile: float = 0.7
@@ -94,6 +93,7 @@ class Value(nn.Module):
         else:
             self.q = Critic(clamp.state_dim + action_dim, heads=config.heads, **sizes)
             self.target = copy.deepcopy(self.q).requires_grad_(False)
+        if config.scorer == "critic" or config.tilt:
             self.v = Critic(clamp.state_dim, heads=1, **sizes)
 
     def fit_scale(self, returns: Tensor) -> None:
@@ -108,7 +108,11 @@ class Value(nn.Module):
         if self.config.scorer == "return":
             error = self.returns(batch.windows.flatten(1)).to(after.returns) - self.scaled(after.returns)
             loss = error.square().mean()
-            return loss, {"value/error": loss.detach()}
+            metrics = {"value/error": loss.detach()}
+            if self.config.tilt:
+                usual = (self.v(batch.windows[:, 0, : self.state_dim])[0] - self.scaled(after.returns)).square().mean()
+                loss, metrics = loss + usual, metrics | {"value/usual": usual.detach()}
+            return loss, metrics
         state, taken = batch.windows[:, 0, : self.state_dim], self.first(batch.windows)
         told = torch.cat([state, taken], -1)
         with torch.no_grad():
@@ -134,9 +138,8 @@ class Value(nn.Module):
             torch._foreach_lerp_(list(self.target.parameters()), list(self.q.parameters()), TARGET_RATE)
 
     def advantage(self, windows: Tensor) -> Tensor:
-        """windows (...,L,D) of the data -> (...) how much better their first action is than usual there."""
-        state, action = windows[..., 0, : self.state_dim], self.first(windows)
-        return self.cautious(self.q(torch.cat([state, action], -1))) - self.v(state)[0]
+        """windows (...,L,D) of the data -> (...) how much better they are than what is usual from their states."""
+        return self.cautious(self.each(windows)) - self.v(windows[..., 0, : self.state_dim])[0]
 
     def each(self, windows: Tensor) -> Tensor:
         """windows (...,L,D) -> (heads,...) what each of the ensemble says."""

@@ -205,9 +205,10 @@ def test_value_in_the_field_moves_plans_to_better_actions(folder, tilt, ascent, 
     assert plain > 0.2 and valued < 0.6 * plain
 
 
-def test_tilt_moves_plans_also_where_no_neighbour_is_near_enough_to_count(folder):
-    plain = error(trained(folder, 0.5, bandwidth=1e-4, scorer="critic"))
-    valued = error(trained(folder, 0.5, bandwidth=1e-4, scorer="critic", tilt=2.0))
+@pytest.mark.parametrize("scorer", ["critic", "return"])
+def test_tilt_moves_plans_also_where_no_neighbour_is_near_enough_to_count(folder, scorer):
+    plain = error(trained(folder, 0.5, bandwidth=1e-4, scorer=scorer))
+    valued = error(trained(folder, 0.5, bandwidth=1e-4, scorer=scorer, tilt=2.0))
     assert plain > 0.2 and valued < 0.6 * plain
 
 
@@ -248,7 +249,6 @@ def test_any_method_with_a_scorer_is_saved_loaded_and_resumed_exactly(tmp_path, 
     [
         ({"scorer": "none", "tilt": 1.0}, "needs a scorer"),
         ({"scorer": "none", "ascent": 1.0}, "needs a scorer"),
-        ({"scorer": "return", "tilt": 1.0}, "needs the advantages of a critic"),
         ({"scorer": "critic", "discount": 1.0}, "value.discount must be between 0 and 1"),
         ({"scorer": "critic", "ascent": -1.0}, "value.ascent must be 0 (off) or more"),
         ({"scorer": "critic", "heads": 0}, "value.heads must be more than zero"),

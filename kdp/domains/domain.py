@@ -67,8 +67,6 @@ class Domain:
     scorer: Arrival | None = None
     value: Literal["none", "return", "critic"] = "none"
     """Default of value.scorer: a scorer that is learned from rewards."""
-    discount: float = 0.99
-    """Default of value.discount: more where what is done shows late."""
     blend: float = 0.0
     """Default of value.blend: more than 0 where there is one way to act in each state, and noise about it."""
     tracker: Tracker | None = None

@@ -147,7 +147,6 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         episode_steps=EPISODE_STEPS,
         reference=body.reference,
         value="return",
-        discount=0.997,
         blend=2.0,
     )
 
