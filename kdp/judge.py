@@ -96,7 +96,9 @@ def show_plan(
     about = read_config(run)
     planner = load(run)
     plan = planner.plan(observation, goal, candidates, seed)
-    table = Table("token", "state", "first action", title=f"best of {candidates}, score {plan.scores[plan.chosen]:.2f}")
+    which = "blend" if planner.blend and candidates > 1 else "best"
+    title = f"{which} of {candidates}; the best scores {plan.scores[plan.chosen]:.2f}"
+    table = Table("token", "state", "first action", title=title)
     for token in _few(len(plan.best)):
         row = plan.best[token]
         table.add_row(str(token), _show(plan.states[token]), _show(row[plan.state_dim :][: plan.action_dim]))
