@@ -101,13 +101,13 @@ class Planner:
     stride: int
     goal_dims: tuple[int, ...] = ()
     scorer: Scorer | None = None
-    blend: float = 0.0  # what is followed: 0 the best candidate, else a mean of all (Plans.best)
     tracker: Tracker | None = None
     inverse: InverseModel | None = None
     device: torch.device = torch.device("cpu")
     nfe: int = 1  # network calls one after the other in a plan
     refine: Refine | None = None  # methods that denoise: an earlier plan made new; it and `sample` then take a `guide`
     computed: Backend | None = None  # how; None: by the sampler as it is
+    blend: float = 0.0  # what is followed: 0 the best candidate, else a mean of all (Plans.best)
 
     @property
     def state_dim(self) -> int:
