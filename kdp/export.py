@@ -91,7 +91,7 @@ def compared(
 ) -> dict[str, float]:
     """How far the graph's candidates are from the module's for the same noise, in standard deviations of the data, and
     how often both choose the same: for these conditions, or for any about as far from the mean as the data are."""
-    run = RUNTIMES[format](graph, torch.get_num_threads(), whole.rule)
+    run = RUNTIMES[format](graph, torch.get_num_threads(), whole.caution)
     apart, same = [], []
     for told in rows or [whole.example(candidates, seed) for seed in range(COMPARED)]:
         windows, _, chosen = whole(*told)
@@ -171,7 +171,7 @@ def _about(
         "width": whole.width,
         "stride": planner.stride,
         "nfe": planner.nfe,
-        "rule": list(whole.rule),
+        "caution": whole.caution,
         "blend": planner.blend,
         "noise": {"steps": steps, "shape": list(noise.shape[2 if steps is None else 3 :]), "drawn": bool(noise.any())},
         "tracker": None if planner.tracker is None else asdict(planner.tracker),

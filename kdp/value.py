@@ -55,13 +55,6 @@ class ValueConfig:
     """Value in the field: the drift of the first action also goes up J, by this share of its own size (kdp); 0: off."""
 
 
-class Rule(NamedTuple):
-    """How votes become scores."""
-
-    heads: int = 1
-    caution: float = 0.0
-
-
 class Slope(NamedTuple):
     """The way up J."""
 
@@ -151,13 +144,9 @@ class Value(nn.Module):
             return self.returns.apart(windows.flatten(-2))
         return self.q.apart(torch.cat([windows[..., 0, : self.state_dim], self.first(windows)], -1))
 
-    @property
-    def rule(self) -> Rule:
-        return Rule(self.config.heads, self.config.caution)
-
     def score(self, windows: Tensor) -> Tensor:
         """windows (B,K,L,D) -> (B,K) J."""
-        return ranked(self.each(windows), self.rule)
+        return ranked(self.each(windows), self.config.caution)
 
     def slope(self, windows: Tensor) -> Slope:
         """windows (B,G,L,D) -> the slope of J. A coordinate on whose slope the ensemble disagrees counts less, by
@@ -185,12 +174,12 @@ class Value(nn.Module):
         return (returns - self.mean) / self.spread
 
 
-def ranked(votes: Tensor, rule: Rule) -> Tensor:
+def ranked(votes: Tensor, caution: float) -> Tensor:
     """(heads,B,K) what each of an ensemble says of K plans -> (B,K) J: the mean of the ensemble, less where it
     disagrees about which plan is better than which. What all K have in common does not count."""
     worth = votes.mean(0)
-    if rule.caution and rule.heads > 1:
-        worth = worth - rule.caution * (votes - votes.mean(-1, keepdim=True)).std(0)
+    if caution and len(votes) > 1:
+        worth = worth - caution * (votes - votes.mean(-1, keepdim=True)).std(0)
     return worth
 
 

@@ -25,7 +25,7 @@ from kdp.networks import NetworkConfig
 from kdp.runs import resume_run, start_run
 from kdp.sampler import generator
 from kdp.train import TRAINING
-from kdp.value import Rule, Value, ValueConfig, ranked
+from kdp.value import Value, ValueConfig, ranked
 from kdp.windows import Episodes, Outcomes
 
 # What followed
@@ -135,10 +135,10 @@ def test_what_all_candidates_share_does_not_count_and_disagreement_does(monkeypa
     torch.testing.assert_close(score[:, 1] - score[:, 0], torch.ones(1), atol=0.7, rtol=0)
 
 
-@pytest.mark.parametrize("rule", [Rule(5, 1.0), Rule(5, 0.0), Rule(1, 1.0)])
-def test_votes_are_counted_alike_with_and_without_torch(rule):
-    votes = torch.randn(rule.heads, 2, 7, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(torch.from_numpy(without_torch(votes.numpy(), *rule)), ranked(votes, rule))
+@pytest.mark.parametrize(("heads", "caution"), [(5, 1.0), (5, 0.0), (1, 1.0)])
+def test_votes_are_counted_alike_with_and_without_torch(heads, caution):
+    votes = torch.randn(heads, 2, 7, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(torch.from_numpy(without_torch(votes.numpy(), caution)), ranked(votes, caution))
 
 
 # What is learned

@@ -64,4 +64,4 @@ def by_onnxruntime(whole: WholePlan) -> Through:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.onnx"
         write_onnx(whole, path)
-        return Through(OnnxRuntime(path, torch.get_num_threads(), whole.rule))
+        return Through(OnnxRuntime(path, torch.get_num_threads(), whole.caution))

@@ -26,7 +26,7 @@ class OnnxRuntime:
     """Any number of candidates, without being told before. Each thread computes some of them from beginning to end, and
     they are ranked together: threads that share every product would wait for each other at every one."""
 
-    def __init__(self, path: Path, threads: int | None = None, rule: tuple[int, float] = (1, 0.0)):
+    def __init__(self, path: Path, threads: int | None = None, caution: float = 0.0):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -37,7 +37,7 @@ class OnnxRuntime:
         except Exception as error:  # the runtime has classes of its own for every way to be wrong
             raise _unreadable(path, error) from error
         self.names = [entry.name for entry in self.session.get_inputs()]
-        self.threads, self.rule = threads or os.cpu_count() or 1, rule
+        self.threads, self.caution = threads or os.cpu_count() or 1, caution
         self.pool = ThreadPoolExecutor(self.threads - 1, "plan") if self.threads > 1 else None
 
     def __call__(self, *told: np.ndarray) -> list[np.ndarray]:
@@ -49,17 +49,17 @@ class OnnxRuntime:
         waiting = [self.pool.submit(self._run, (OUTPUTS[0], VOTES), some) for some in others]
         made = [self._run((OUTPUTS[0], VOTES), first), *(one.result() for one in waiting)]
         candidates, votes = np.concatenate([one[0] for one in made], 1), np.concatenate([one[1] for one in made], 2)
-        scores = ranked(votes, *self.rule)
+        scores = ranked(votes, self.caution)
         return [candidates, scores, scores.argmax(1)]
 
     def _run(self, outputs: tuple[str, ...], told: tuple[np.ndarray, ...]) -> list[np.ndarray]:
         return self.session.run(outputs, dict(zip(self.names, told, strict=True)))
 
 
-def ranked(votes: np.ndarray, heads: int, caution: float) -> np.ndarray:
+def ranked(votes: np.ndarray, caution: float) -> np.ndarray:
     """value.ranked: (heads,N,K) -> (N,K)."""
     scores = votes.mean(0)
-    if caution and heads > 1:
+    if caution and len(votes) > 1:
         scores -= caution * (votes - votes.mean(-1, keepdims=True)).std(0, ddof=1)
     return scores
 
@@ -67,7 +67,7 @@ def ranked(votes: np.ndarray, heads: int, caution: float) -> np.ndarray:
 class OpenVino:
     """Compiled anew for every number of candidates: static shapes are the fast ones. That takes a moment."""
 
-    def __init__(self, path: Path, threads: int | None = None, rule: tuple[int, float] = (1, 0.0)):
+    def __init__(self, path: Path, threads: int | None = None, caution: float = 0.0):
         import openvino
 
         self.core = openvino.Core()
@@ -98,7 +98,4 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} cannot be read as a plan's graph, it may be truncated ({why}). Export the run again.")
 
 
-RUNTIMES: dict[str, Callable[[Path, int | None, tuple[int, float]], Runtime]] = {
-    "onnx": OnnxRuntime,
-    "openvino": OpenVino,
-}
+RUNTIMES: dict[str, Callable[[Path, int | None, float], Runtime]] = {"onnx": OnnxRuntime, "openvino": OpenVino}

@@ -12,7 +12,7 @@ from kdp.keys import Condition
 from kdp.networks import Critic, StackedLinear, StackedNorm
 from kdp.normalize import Normalizer
 from kdp.score import Arrival, Scorer
-from kdp.value import Rule, Worth, ranked
+from kdp.value import Worth, ranked
 
 
 class WholePlan(nn.Module):
@@ -51,7 +51,7 @@ class WholePlan(nn.Module):
         }.items():
             self.register_buffer(name, tensor.clone(), persistent=False)
         self.score = _score(scorer)
-        self.rule = scorer.value.rule if isinstance(scorer, Worth) else Rule()
+        self.caution = scorer.value.config.caution if isinstance(scorer, Worth) else 0.0
 
     def forward(self, observation: Tensor, noise: Tensor, goal: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         return self.voted(observation, noise, goal)[:3]
@@ -59,14 +59,14 @@ class WholePlan(nn.Module):
     def voted(
         self, observation: Tensor, noise: Tensor, goal: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same and votes (V,N,K), from which some of the candidates can be ranked together with others."""
+        """The same and votes (heads,N,K), from which some of the candidates can be ranked together with others."""
         condition = Condition((observation - self.state_mean) / self.state_std)
         if goal is not None:
             condition = Condition(condition.state, (goal - self.goal_mean) / self.goal_std)
         x = self.method.decode(noise, condition)  # Alg. 2, l. 1-2
         windows = x * self.token_std + self.token_mean
         votes = self.score(windows, x, goal)  # l. 3-6
-        scores = ranked(votes, self.rule)
+        scores = ranked(votes, self.caution)
         return windows, scores, scores.argmax(1), votes
 
     def example(self, candidates: int, seed: int = 0, count: int = 1) -> tuple[Tensor, ...]:
@@ -87,7 +87,7 @@ def known(scorer: Scorer | None) -> bool:
 
 
 def _score(scorer: Scorer | None) -> nn.Module:
-    """windows (N,K,L,D), the same standardised, goal -> votes (V,N,K)."""
+    """windows (N,K,L,D), the same standardised, goal -> votes (heads,N,K)."""
     if scorer is None:
         return _NoScore()
     if isinstance(scorer, Worth):
