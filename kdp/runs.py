@@ -125,7 +125,7 @@ def assemble(
     """The parts of a run, from a resolved config; the inverse model is fitted unless given."""
     assert config.horizon and config.stride and config.batch
     if config.loop.bf16 and torch.device(device).type != "cuda":
-        raise UserError(f"loop.bf16 is for a GPU, and makes a {device} slower. Leave it out, or give --device cuda.")
+        raise UserError(f"loop.bf16 is for a GPU, and slows a CPU; got {device=}. Leave it out, or give --device cuda.")
     fast_products(device)
     Windows(episodes, config.horizon, config.stride)  # refused before anything is fitted, if it is
     goal_dims = domain.goals.dims if domain.goals else ()
@@ -287,7 +287,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         RunConfig.from_json(about["config"])
     except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / CONFIG} is not the config of this version of kdp ({error}).") from error
+        raise UserError(
+            f"{folder / CONFIG} is not the config of this version of kdp ({error}). Train it again."
+        ) from error
     return about
 
 
