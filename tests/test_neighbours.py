@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kdp.neighbours import EXACT_BELOW, Neighbours, _exact, nearest
+from kdp.neighbours import EXACT_BELOW, Neighbours, _exact, nearest, smallest
 
 
 def clustered(count: int, seed: int = 0) -> torch.Tensor:
@@ -118,3 +118,28 @@ def test_the_nearest_of_all_keys_are_found_in_blocks_of_any_size(block):
     true_distance, true_near = brute_force(keys, keys, 5)
     assert torch.equal(near, true_near) and torch.equal(near[:, 0], torch.arange(300))
     torch.testing.assert_close(distance, true_distance, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("width", [50, 1000, 1003, 5000])
+@pytest.mark.parametrize("count", [1, 7, 30])
+def test_the_smallest_are_those_that_sorting_puts_first(width, count):
+    numbers = torch.randn(20, width, generator=torch.Generator().manual_seed(width))
+    found, index = smallest(numbers, count)
+    order = numbers.argsort(dim=1)[:, :count]
+    assert torch.equal(index, order)
+    assert torch.equal(found, numbers.gather(1, order))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_keys_are_found_exactly_though_products_are_rounded_elsewhere():
+    keys = clustered(20_000) + 3.0
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        distance, index = nearest(keys.cuda(), 16)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    true_distance, _ = brute_force(keys[:500], keys, 16)
+    torch.testing.assert_close(distance[:500].cpu(), true_distance, atol=1e-5, rtol=1e-3)
+    assert torch.equal(index[:, 0].cpu(), torch.arange(len(keys)))
