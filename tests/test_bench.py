@@ -309,17 +309,18 @@ def test_pages_fit_a_terminal_and_the_readme_is_renewed_between_its_markers(tmp_
                 append(tmp_path / "maze2d.jsonl", warm)
     append(tmp_path / "curves.jsonl", made("kdp", 150.0, jobs=14))
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    begin = BEGIN.format("maze2d")
+    readme.write_text(f"before\n{begin}\nold\n{END}\nafter\n")
     written = write_tables(tmp_path, tmp_path / "docs", readme)
     assert [path.name for path in written] == ["maze2d.md", "curves.md", "README.md"]
     text = readme.read_text()
-    assert text.startswith(f"before\n{BEGIN}\n\n| maze ") and text.endswith(f"{END}\nafter\n") and "old" not in text
+    assert text.startswith(f"before\n{begin}\n\n| maze ") and text.endswith(f"{END}\nafter\n") and "old" not in text
     assert write_tables(tmp_path, tmp_path / "docs", readme) and readme.read_text() == text
     for path in written:
         assert max(map(len, path.read_text().splitlines())) <= 120
     readme.write_text("no place for a table")
     assert readme not in write_tables(tmp_path, tmp_path / "docs", readme)
-    readme.write_text(BEGIN)
+    readme.write_text(BEGIN.format("maze2d"))
     with pytest.raises(UserError, match="write that below"):
         write_tables(tmp_path, tmp_path / "docs", readme)
 

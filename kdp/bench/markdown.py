@@ -43,7 +43,11 @@ def origin(groups: list[Rows]) -> list[str]:
     for row in [row for group in groups for row in group]:
         names = found.setdefault((str(row["commit"]), row["device"]), [])
         names.append(f"{row['task']} {row['method']}")
-    said = [f"{commit} on {device}: {', '.join(dict.fromkeys(names))}" for (commit, device), names in found.items()]
+    alone = len(found) == 1
+    said = [
+        f"{commit} on {device}" + ("" if alone else f": {', '.join(dict.fromkeys(names))}")
+        for (commit, device), names in found.items()
+    ]
     quick = any(row.get("quick") for group in groups for row in group)
     return prose(("From a --quick study: not results. " if quick else "") + f"Commits: {'; '.join(said)}.")
 

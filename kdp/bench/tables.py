@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kdp.bench.latency import latency_lines, said_ratio, short
+from kdp.bench.locomotion_page import locomotion_page, locomotion_summary
 from kdp.bench.markdown import few, markdown, mean, ms, origin, prose, score
 from kdp.bench.results import Row, Rows, latest, read
 from kdp.errors import UserError
@@ -17,7 +18,7 @@ from kdp.pictures import Line, draw_latency, draw_scaling
 METHODS = ("kdp", "diffuser", "bc")  # from left to right
 EXECUTORS = ("track", "inverse", "action")
 PROTOCOL = ("executor", "candidates", "chunk", "warm")
-BEGIN, END = "<!-- maze2d table: kdp table -->", "<!-- end -->"
+BEGIN, END = "<!-- {} table: kdp table -->", "<!-- end -->"
 PAPER = (
     "The paper prints, for D4RL's own data, which ours are not: KDP 122.3 / 130.4 / 133.0 and Diffuser "
     "113.9 / 121.5 / 123.0 on U-maze / medium / large."
@@ -54,8 +55,11 @@ def write_tables(results: Path, docs: Path, readme: Path) -> list[Path]:
     if found["latency"]:
         panels = {title: latency_lines(rows) for title, rows in latencies(found["latency"]).items()}
         written.append(draw_latency(docs / "latency.png", panels))
-    if found["maze2d"] and readme.exists() and BEGIN in readme.read_text():
-        written.append(_into_readme(readme, maze2d_summary(found["maze2d"], curves)))
+    summaries = {"maze2d": lambda rows: maze2d_summary(rows, curves), "locomotion": locomotion_summary}
+    for suite, summary in summaries.items():
+        if found[suite] and readme.exists() and BEGIN.format(suite) in readme.read_text():
+            _into_readme(readme, BEGIN.format(suite), summary(found[suite]))
+            written += [readme] if readme not in written else []
     return written
 
 
@@ -143,41 +147,6 @@ def maze2d_summary(rows: Rows, curves: Rows) -> str:
     )
     head = ["maze", "", *(f"{method}, K {k}" for method, k in planners)]
     return "\n".join([*markdown(head, body), "", *prose(note), "", *origin(groups)])
-
-
-def locomotion_page(rows: Rows) -> str:
-    """A line for each planner and peer, a column for each set, and the mean over the sets where all were measured."""
-    groups = latest(rows, ("task", "variant", "candidates", "blend"))
-    ways = [(g[0]["variant"], followed(g[0])) for g in groups]
-    by = {(*way, g[0]["task"]): g for way, g in zip(ways, groups, strict=True)}
-    tasks = list(dict.fromkeys(group[0]["task"] for group in groups))
-    body = []
-    for variant, k in dict.fromkeys(ways):
-        mine = [by.get((variant, k, task), []) for task in tasks]
-        average = ""
-        if all(mine):
-            average = f"{np.mean([np.mean([row['score'] for row in group]) for group in mine]):.1f}"
-        some = [group for group in mine if group][0]
-        seeds = few({len(group) for group in mine if group})
-        cells = [variant, k, *(score(group) for group in mine), average, seeds, str(some[0]["nfe"]), ms(some)]
-        body.append([*cells, mean([row for group in mine for row in group], "train_minutes", "{:.1f}")])
-    head = ["method", "K", *tasks, "mean", "seeds", "calls", "ms", "min"]
-    episodes = few({row["episodes"] for group in groups for row in group})
-    note = (
-        f"Regenerated data (collected from policies), not D4RL's files; returns on D4RL's scale. Mean ± standard "
-        f"error over seeds, {episodes} episodes each. K: candidates, of which the scorer's best is followed, or "
-        f"a blend of all in which the better count more; calls: network calls one after the other in a plan; ms: "
-        f"median time of a decision; min: minutes of training."
-    )
-    lines = ["# Locomotion", "", "Written by `kdp table` from `results/locomotion.jsonl`.", ""]
-    return "\n".join([*lines, *markdown(head, body), "", *prose(note), "", *origin(groups), ""])
-
-
-def followed(row: Row) -> str:
-    """How many candidates there were, and which of them was followed."""
-    if row["candidates"] == 1:
-        return "1"
-    return f"{row['candidates']}, {'blend' if row.get('blend') else 'best'}"
 
 
 def ablations_page(rows: Rows) -> str:
@@ -418,11 +387,10 @@ def _tasks(groups: list[Rows]) -> list[str]:
     return sorted(found, key=lambda task: order.index(task) if task in order else len(order))
 
 
-def _into_readme(readme: Path, text: str) -> Path:
-    """The README with its table between the markers renewed."""
-    before, rest = readme.read_text().split(BEGIN, 1)
+def _into_readme(readme: Path, begin: str, text: str) -> None:
+    """The README with the table after this marker renewed."""
+    before, rest = readme.read_text().split(begin, 1)
     if END not in rest:
-        raise UserError(f"{readme} has {BEGIN!r} and no {END!r} after it; write that below the place of the table.")
+        raise UserError(f"{readme} has {begin!r} and no {END!r} after it; write that below the place of the table.")
     with replacing(readme) as temporary:
-        temporary.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END, 1)[1]}")
-    return readme
+        temporary.write_text(f"{before}{begin}\n\n{text}\n\n{END}{rest.split(END, 1)[1]}")

@@ -1,0 +1,73 @@
+"""The locomotion study as Markdown: a line for each planner and peer, a column for each set."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kdp.bench.locomotion import TASKS, VARIANTS
+from kdp.bench.markdown import few, markdown, mean, ms, origin, prose, score
+from kdp.bench.peer_settings import PEERS
+from kdp.bench.results import Row, Rows, latest
+
+BODIES = {"halfcheetah": "HC", "hopper": "Ho", "walker2d": "Wa"}
+KINDS = {"medium": "m", "medium-expert": "me", "medium-narrow": "narrow", "medium-replay": "replay", "expert": "e"}
+
+
+def locomotion_page(rows: Rows) -> str:
+    """The whole page."""
+    lines = ["# Locomotion", "", "Written by `kdp table` from `results/locomotion.jsonl`.", ""]
+    return "\n".join([*lines, locomotion_summary(rows), ""])
+
+
+def locomotion_summary(rows: Rows) -> str:
+    """The table, what it says, and where its rows come from. The mean is over the six sets of the study, where all were
+    measured; other sets stand behind it."""
+    groups = latest(rows, ("task", "variant", "candidates", "blend"))
+    by = {(*way(g[0]), g[0]["task"]): g for g in groups}
+    measured = dict.fromkeys(g[0]["task"] for g in groups)
+    first, others = [task for task in TASKS if task in measured], [task for task in measured if task not in TASKS]
+    scores, costs = [], []
+    for variant, k in sorted(dict.fromkeys(way(g[0]) for g in groups), key=_order):
+        mine = {task: by.get((variant, k, task), []) for task in [*first, *others]}
+        cells = [score(mine[task]).replace(" ", "") for task in mine]
+        scores.append([variant, k, *cells[: len(first)], _average(mine), *cells[len(first) :]])
+        there = [group for group in mine.values() if group]
+        every = [row for group in there for row in group]
+        trained = [few({len(group) for group in there}), few({row["train_steps"] for row in every})]
+        spent = mean(every, "train_minutes", "{:.1f}")
+        costs.append([variant, k, *trained, spent, str(every[0]["nfe"]), ms(there[0])])
+    head = ["", "K", *map(short, first), "mean", *map(short, others)]
+    tables = [*markdown(head, scores), "", *markdown(["", "K", "seeds", "steps", "min", "calls", "ms"], costs)]
+    episodes = few({row["episodes"] for group in groups for row in group})
+    note = (
+        f"Regenerated data (collected from policies), not D4RL's files; returns on D4RL's scale. HC, Ho, Wa: "
+        f"half-cheetah, hopper, walker; m: medium, me: medium-expert. Mean ± standard error over seeds, {episodes} "
+        f"episodes each; mean: of the six sets. K: candidates, of which the scorer's best is followed, or a blend of "
+        f"all in which the better count more. steps and min: of training, with other trainings on the same device; calls: "
+        f"network calls one after the other in a plan; ms: median time of a decision."
+    )
+    return "\n".join([*tables, "", *prose(note), "", *origin(groups)])
+
+
+def way(row: Row) -> tuple[str, str]:
+    """Who planned, how many candidates there were, and which of them was followed."""
+    if row["candidates"] == 1:
+        return row["variant"], "1"
+    return row["variant"], f"{row['candidates']}, {'blend' if row.get('blend') else 'best'}"
+
+
+def short(task: str) -> str:
+    body, kind = task.split("-", 1)
+    return f"{BODIES.get(body, body)} {KINDS.get(kind, kind)}"
+
+
+def _average(mine: dict[str, Rows]) -> str:
+    six = [[row["score"] for row in mine.get(task, [])] for task in TASKS]
+    return f"{np.mean([np.mean(scores) for scores in six]):.1f}" if all(six) else ""
+
+
+def _order(named: tuple[str, str]) -> tuple[int, int]:
+    """As in the study; blends first, then the best, then single plans."""
+    variant, k = named
+    names = [*VARIANTS, *PEERS]
+    return names.index(variant) if variant in names else len(names), ["blend", "best", "1"].index(k.split()[-1])
