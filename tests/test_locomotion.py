@@ -16,6 +16,7 @@ import pytest
 from helpers import write_hdf5
 
 import kdp
+from kdp.bench import locomotion
 from kdp.bench.evaluate import evaluate, roll
 from kdp.bench.results import COLUMNS, read
 from kdp.bench.tables import ablations_page
@@ -702,6 +703,67 @@ def test_seeds_may_be_trained_together(kdp_command, few_steps, tmp_path):
     assert rows[0]["return_mean"] != rows[3]["return_mean"]
     assert kdp_command(*words, "--seeds", 3, "--stack", "--no-timed")[0] == 0  # one is left to train: alone
     assert [r["stacked"] for r in read(tmp_path / "results/locomotion.jsonl")[6:]] == [None] * 3
+
+
+def test_seeds_of_a_peer_may_be_trained_together(kdp_command, few_steps, tmp_path):
+    pytest.importorskip("d3rlpy", reason="the extra `peers` is not installed")
+    words = ("bench", "locomotion", "--quick", "--tasks", "hopper-medium", "--variants", "iql,td3+bc", "--stack")
+    assert kdp_command(*words, "--policies", few_steps, "--seeds", 2)[0] == 0
+    rows = read(tmp_path / "results/locomotion.jsonl")
+    told = [(r["method"], r["seed"], r["stacked"], r["train_steps"]) for r in rows]
+    assert told == [(peer, seed, 2, 5) for peer in ("iql", "td3+bc") for seed in (0, 1)]
+    assert len({r["return_mean"] for r in rows}) == 4
+    assert kdp_command(*words, "--seeds", 3)[0] == 0  # one is left to train: alone
+    more = read(tmp_path / "results/locomotion.jsonl")
+    assert more[:4] == rows and [(r["seed"], r["stacked"]) for r in more[4:]] == [(2, None)] * 2
+    folders = [f"hopper-medium-{peer}-{seed}-quick" for peer in ("iql", "td3+bc") for seed in range(3)]
+    assert sorted(path.name for path in (tmp_path / "runs/bench-locomotion").iterdir()) == folders
+
+
+@pytest.mark.parametrize("stack", [False, True])
+def test_a_study_that_is_cut_off_keeps_the_rows_of_finished_peers(kdp_command, few_steps, tmp_path, monkeypatch, stack):
+    pytest.importorskip("d3rlpy", reason="the extra `peers` is not installed")
+    trained, judged = [], []
+    really_train, really_judge = locomotion.train_peers, locomotion.judge_opponent
+
+    def train(name, *words, seeds, **options):
+        trained.append((name, seeds))
+        really_train(name, *words, seeds=seeds, **options)
+
+    def judge(opponent):
+        judged.append((opponent.name, opponent.seed))
+        if judged == [("iql", 0), ("iql", 1), ("td3+bc", 0)]:
+            raise KeyboardInterrupt
+        return really_judge(opponent)
+
+    monkeypatch.setattr(locomotion, "train_peers", train)
+    monkeypatch.setattr(locomotion, "judge_opponent", judge)
+    words = ("bench", "locomotion", "--quick", "--tasks", "hopper-medium", "--variants", "iql,td3+bc", "--seeds", 2)
+    words += ("--policies", few_steps, *(["--stack"] if stack else []))
+    assert kdp_command(*words)[0] == 130
+    rows = read(tmp_path / "results/locomotion.jsonl")
+    assert [(r["method"], r["seed"]) for r in rows] == [("iql", 0), ("iql", 1)]
+    together = [[0, 1]] if stack else [[0], [1]]
+    assert trained == [("iql", seeds) for seeds in together] + [("td3+bc", seeds) for seeds in together[:1]]
+
+    trained.clear()
+    judged.clear()
+    assert kdp_command(*words)[0] == 0  # goes on: what was trained is not trained again, and judged where it was not
+    assert trained == ([] if stack else [("td3+bc", [1])]) and judged == [("td3+bc", 0), ("td3+bc", 1)]
+    more = read(tmp_path / "results/locomotion.jsonl")
+    assert more[:2] == rows and [(r["method"], r["seed"]) for r in more[2:]] == [("td3+bc", 0), ("td3+bc", 1)]
+    assert {r["stacked"] for r in more} == {2 if stack else None}
+
+
+def test_a_peer_that_was_begun_alone_is_finished_alone(kdp_command, few_steps, tmp_path, monkeypatch):
+    pytest.importorskip("d3rlpy", reason="the extra `peers` is not installed")
+    asked = []
+    monkeypatch.setattr(locomotion, "measure_opponents", lambda some, fuse: asked.append((fuse, *some)) or [])
+    (tmp_path / "runs/bench-locomotion/hopper-medium-iql-1-quick").mkdir(parents=True)
+    (tmp_path / "runs/bench-locomotion/hopper-medium-iql-1-quick/training.safetensors").touch()
+    words = ("bench", "locomotion", "--quick", "--tasks", "hopper-medium", "--variants", "iql", "--seeds", 3, "--stack")
+    assert kdp_command(*words, "--policies", few_steps)[0] == 0
+    assert [(fuse, [one.seed for one in some]) for fuse, *some in asked] == [(False, [0, 2]), (False, [1])]
 
 
 def test_learning_curves_of_the_variants(kdp_command, few_steps, tmp_path, monkeypatch):

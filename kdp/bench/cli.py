@@ -135,8 +135,8 @@ def locomotion_command(
         policies: Folder of behaviour policies, from which data that are not there yet are collected.
         quick: A few steps and episodes of everything, to see that it runs.
         timed: Take the time of a decision, too: not where something else runs on the machine.
-        stack: Train the seeds of a variant together, each step one call for all of them; for a GPU. The rows say so:
-            their minutes are those of all.
+        stack: Train the seeds of a variant or peer together, each step one call for all of them; for a GPU. The rows
+            say so: their minutes are those of all.
         device: cpu, or cuda where there is one.
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.

@@ -4,6 +4,7 @@ same data, judged in the same episodes."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 from kdp.bench.evaluate import measures, roll, seeds_of
 from kdp.bench.jobs import Judging, Protocol, Training, judge_all, said, side_by_side, train_all
 from kdp.bench.peer_settings import PEERS
-from kdp.bench.peers import is_trained, load_peer, peer_about, train_peer
+from kdp.bench.peers import is_begun, is_trained, load_peer, peer_about, train_peers
 from kdp.bench.results import append, holds, read, row
 from kdp.config import RunConfig
 from kdp.domains import DOMAINS
@@ -131,20 +132,31 @@ def bench_locomotion(
         for seed in range(seeds)
     ]
     train_all(trainings, jobs, console, stack)
-    list(side_by_side(train_opponent, opponents, jobs, "peers", console))
     judge_all(judgings, jobs, results, console, timed)
     rows = read(results)
-    todo = [opponent for opponent in opponents if not holds(rows, identity(opponent))]
-    for measured in side_by_side(judge_opponent, todo, jobs, "judging peers", console):
-        append(results, measured | {"jobs": jobs})
-        console.print(said(measured), soft_wrap=True)
+    groups: dict[Any, list[Opponent]] = {}
+    for opponent in [opponent for opponent in opponents if not holds(rows, identity(opponent))]:
+        alone = not stack or is_begun(opponent.folder)
+        groups.setdefault(opponent if alone else (opponent.name, opponent.task), []).append(opponent)
+    for found in side_by_side(partial(measure_opponents, fuse=fuse), groups.values(), jobs, "peers", console):
+        for measured in found:
+            append(results, measured | {"jobs": jobs})
+            console.print(said(measured), soft_wrap=True)
 
 
-def train_opponent(opponent: Opponent) -> None:
-    name, task, folder = opponent.name, opponent.task, opponent.folder
-    if not is_trained(name, task, steps=opponent.steps, seed=opponent.seed, folder=folder):
-        steps, seed, device = opponent.steps, opponent.seed, opponent.device
-        train_peer(name, DOMAINS[task].episodes(), task, steps=steps, seed=seed, device=device, folder=folder)
+def measure_opponents(opponents: list[Opponent], fuse: bool) -> list[dict[str, Any]]:
+    """Their rows, as soon as they are trained: a study that is cut off keeps those of the peers that were finished."""
+    train_opponents(opponents, fuse)
+    return [judge_opponent(opponent) for opponent in opponents]
+
+
+def train_opponents(opponents: list[Opponent], fuse: bool) -> None:
+    """Trains a peer with seeds of which there may be several."""
+    first, seeds, folders = opponents[0], [one.seed for one in opponents], [one.folder for one in opponents]
+    name, task, steps, device = first.name, first.task, first.steps, first.device
+    if not all(is_trained(name, task, steps=steps, seed=one.seed, folder=one.folder) for one in opponents):
+        episodes = DOMAINS[task].episodes()
+        train_peers(name, episodes, task, steps=steps, seeds=seeds, device=device, folders=folders, fuse=fuse)
 
 
 def judge_opponent(opponent: Opponent) -> dict[str, Any]:
@@ -159,6 +171,7 @@ def judge_opponent(opponent: Opponent) -> dict[str, Any]:
         "bef": 1,
         "train_minutes": about["seconds"] / 60,
         "train_commit": about["commit"],
+        "stacked": about.get("stacked"),
         "config": about["settings"],
         "quick": opponent.quick,
     }
