@@ -65,6 +65,8 @@ class RunConfig:
             self.value,
             scorer=self.value.scorer or domain.value,
             blend=domain.blend if self.value.blend is None else self.value.blend,
+            wish=domain.wish if self.value.wish is None else self.value.wish,
+            smooth=domain.smooth if self.value.smooth is None else self.value.smooth,
         )
         return replace(
             self,
@@ -119,9 +121,11 @@ class RunConfig:
         for name, number in {"discount": self.value.discount, "expectile": self.value.expectile}.items():
             if number is not None and not 0 < number < 1:
                 raise UserError(f"value.{name} must be between 0 and 1; got {number}.")
-        for name in ("tilt", "ascent", "caution", "blend"):
+        for name in ("tilt", "ascent", "caution", "blend", "smooth"):
             if not ((getattr(self.value, name) or 0.0) >= 0 and math.isfinite(getattr(self.value, name) or 0.0)):
                 raise UserError(f"value.{name} must be 0 (off) or more; got {getattr(self.value, name)}.")
+        if not 0 <= (self.value.wish or 0.0) < 1:
+            raise UserError(f"value.wish must be 0 (off) or more, and less than 1; got {self.value.wish}.")
         if (self.network.bands or 0) < 0:
             raise UserError(f"network.bands must be 0 (none) or more; got {self.network.bands}.")
         levels, calls = self.diffusion.steps, self.diffusion.sampling_steps

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Condition:
-    """What is known when a plan is drawn, standardised: state (B,d_s) and, in goal problems, goal (B,d_g)."""
+    """What is known when a plan is drawn, standardised: state (B,d_s) and, in goal problems, goal (B,d_g), or what is
+    wished for in its place (kdp/wish.py)."""
 
     state: Tensor
     goal: Tensor | None = None
@@ -55,6 +56,17 @@ class ScaledKey:
 
 
 @dataclass(frozen=True)
+class ReturnKey:
+    """Another key, and the return that follows."""
+
+    key: KeyMap
+
+    def __call__(self, condition: Condition) -> Tensor:
+        assert condition.goal is not None
+        return torch.cat([self.key(Condition(condition.state)), condition.goal], -1)
+
+
+@dataclass(frozen=True)
 class Clamp:
     """What C writes, and its mask M: the state on the first token and the goal's coordinates on one chosen token."""
 
@@ -63,6 +75,13 @@ class Clamp:
     state_dim: int
     goal_dims: tuple[int, ...] = ()
     goal_token: int = -1
+    returns: bool = False
+    """The condition says what return follows, which is in no window (kdp/wish.py)."""
+
+    @property
+    def told(self) -> int:
+        """Numbers in a condition."""
+        return self.state_dim + len(self.goal_dims) + self.returns
 
     def mask(self, device: torch.device | str = "cpu") -> Tensor:
         """M (L,D), false where clamped."""

@@ -227,7 +227,8 @@ class Planner:
             raise UserError(f"the weight of guidance must be 0 (off) or more, and finite; got {weight}.")
 
         def guide(x: Tensor, condition: Condition) -> Tensor:
-            goals = None if condition.goal is None else self.normalizer.ungoal(condition.goal, self.goal_dims)
+            aims = condition.goal if self.goal_dims else None  # a wish is none
+            goals = None if aims is None else self.normalizer.ungoal(aims, self.goal_dims)
             value = J(self.normalizer.untokens(x), goals)
             if value.shape != x.shape[:2] or not value.requires_grad:
                 raise UserError(

@@ -21,7 +21,7 @@ from kdp.errors import UserError
 from kdp.exported import ABOUT
 from kdp.inverse import STEPS as INVERSE_STEPS
 from kdp.inverse import InverseModel, fit_inverse, relabelled
-from kdp.keys import Clamp
+from kdp.keys import Clamp, ReturnKey
 from kdp.methods import METHODS
 from kdp.normalize import Normalizer
 from kdp.plan import Backend, Planner, Tracker
@@ -29,8 +29,9 @@ from kdp.provenance import commit, device_name, versions
 from kdp.sampler import Sampler
 from kdp.score import Arrival, Scorer, Support
 from kdp.train import MODEL, Budget, Outcome, train
-from kdp.value import Scored, Value, Worth
+from kdp.value import EPS, Scored, Value, Worth
 from kdp.windows import Episodes, Outcomes, Windows
+from kdp.wish import Wishing
 
 CONFIG, INVERSE = "config.json", "inverse.safetensors"
 CPU_TABLE, GPU_TABLE, SMALL_TABLE = 50_000, 200_000, 2000  # windows among which neighbours are found
@@ -138,8 +139,13 @@ def assemble(
         ahead = round(domain.hurry * config.stride)
         inverse = fit_inverse(episodes, normalizer, config.stride, config.seed, steps, ahead)
     outcomes = None
-    if config.value.scorer != "none":
+    if config.value.scorer != "none" or config.value.wish:
         outcomes = Outcomes.of(original, config.value.discount, config.value.steps).to(device)
+    returns, key = None, domain.key
+    if outcomes is not None and config.value.wish:
+        spread = outcomes.returns.std().clamp_min(EPS)
+        returns, key = (outcomes.returns - outcomes.returns.mean()) / spread, ReturnKey(domain.key)
+    if outcomes is not None and isinstance(learner, Scored):
         learner.value.fit_scale(outcomes.returns)
     if config.relabel:
         episodes = relabelled(episodes, inverse)
@@ -161,7 +167,7 @@ def assemble(
         support = Support.fit(places, domain.scorer.radius / CELLS)
     sight = support.between if support is not None and config.drift.sight else None
     given = (conditions, method.positives, config.seed, table, config.drift.keying, push, outcomes, sight)
-    sampler = Sampler(windows, normalizer, domain.key, *given)
+    sampler = Sampler(windows, normalizer, key, *given, returns)
     return Parts(learner, sampler, normalizer, inverse, support)
 
 
@@ -182,8 +188,9 @@ def build_method(config: RunConfig, state_dim: int, action_dim: int, goal_dims: 
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        clamp = Clamp(tokens, width, state_dim, tuple(goal_dims))
-        return METHODS[config.method](clamp, config)
+        clamp = Clamp(tokens, width, state_dim, tuple(goal_dims), returns=bool(config.value.wish))
+        method = METHODS[config.method](clamp, config)
+        return Wishing(method, config.value.wish) if config.value.wish else method
 
 
 def build_learner(config: RunConfig, state_dim: int, action_dim: int, goal_dims: tuple[int, ...]) -> Any:
@@ -203,6 +210,8 @@ def check_value(config: RunConfig, domain: Domain) -> None:
         raise UserError(
             f"value.scorer must be none where plans have goals: they are scored by when they arrive; got {asked!r}."
         )
+    if value.wish and domain.goals is not None:
+        raise UserError(f"value.wish must be 0 where plans have goals: they are what is asked for; got {value.wish}.")
     if asked == "none" and (value.tilt or value.ascent):
         raise UserError("value in the field needs a scorer; give --value.scorer critic, or leave tilt and ascent at 0.")
     if value.targets == "generator" and config.method != "kdp":

@@ -96,7 +96,8 @@ class Sampler:
 
     Every other window begins off the data, by noise of standard deviation `push` (d_s,): states that a planner's own
     actions may lead to, and the data never did. With `sight` (places (N,d), (N,n,d) -> (N,n)), a neighbour must lie in
-    sight of its window, where they begin and where they go to: behind a wall, the same goal may be much nearer."""
+    sight of its window, where they begin and where they go to: behind a wall, the same goal may be much nearer. With
+    `returns` (N,) of every step, standardised, conditions say what follows."""
 
     def __init__(
         self,
@@ -111,8 +112,9 @@ class Sampler:
         push: Tensor | None = None,
         outcomes: Outcomes | None = None,
         sight: Sight | None = None,
+        returns: Tensor | None = None,
     ):
-        self.outcomes, self.sight = outcomes, sight
+        self.outcomes, self.sight, self.returns = outcomes, sight, returns
         self.windows, self.normalizer, self.key = windows, normalizer, key
         self.batch, self.positives, self.seed = batch, positives, seed
         self.size = min(table, max(positives, LARGEST // (windows.tokens * windows.width)))
@@ -148,6 +150,8 @@ class Sampler:
     def condition(self, drawn: Drawn) -> Condition:
         state = self.windows.episodes.observations[drawn.first]
         state = self.normalizer.state(state if drawn.push is None else state + drawn.push)
+        if self.returns is not None:
+            return Condition(state, self.returns[drawn.first, None])
         goal = self.windows.goal(drawn.first, drawn.arrival)
         if goal is None or self.windows.goals is None:
             return Condition(state)

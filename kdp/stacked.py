@@ -22,6 +22,7 @@ from kdp.errors import UserError
 from kdp.runs import CONFIG, Parts, assemble, build_learner, describe, read_config, save_inverse, train_parts
 from kdp.sampler import Batch
 from kdp.train import METRICS, MODEL, TRAINING, Outcome
+from kdp.value import Scored
 from kdp.windows import Episodes
 
 
@@ -68,11 +69,13 @@ def apart(configs: Sequence[RunConfig], domain: Domain, episodes: Episodes, devi
     """The learners, each from its seed, and the parts that they share: batches are as large as all of theirs."""
     goal_dims = domain.goals.dims if domain.goals else ()
     learners = [build_learner(one, episodes.state_dim, episodes.action_dim, goal_dims).to(device) for one in configs]
-    samples = getattr(learners[0], "method", learners[0]).samples
+    first: Any = learners[0]
+    method: Any = first.method if isinstance(first, Scored) else first
+    samples = method.samples
     conditions = max(1, (configs[0].batch or 1) // samples)
     parts = assemble(replace(configs[0], batch=len(configs) * conditions * samples), domain, episodes, device)
     for learner in learners:
-        if parts.sampler.outcomes is not None:
+        if parts.sampler.outcomes is not None and isinstance(learner, Scored):
             learner.value.fit_scale(parts.sampler.outcomes.returns)
     return learners, parts
 

@@ -44,6 +44,12 @@ class ValueConfig:
     blend: float | None = None
     """What is followed. 0: the best of K plans. More: the mean of all K, in which a plan counts exp(blend) times as
     much for every standard deviation that it is worth more. Default: the domain's own."""
+    wish: float | None = None
+    """Plans are asked for a return: that which this share of the data, from such a state, stay below; 0: for none in
+    particular. Default: the domain's own."""
+    smooth: float | None = None
+    """Noise, in standard deviations of the data, on the windows that the return model learns from: plans a little off
+    the data are then not thought to be better than they are. Default: the domain's own."""
     width: int = 256
     layers: int = 3
     rate: float = 3e-4
@@ -94,12 +100,16 @@ class Value(nn.Module):
         self.mean.copy_(returns.mean())
         self.spread.copy_(returns.std().clamp_min(EPS))
 
-    def loss(self, batch: Batch, action: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """One step of the scorer; `action` (B,d_a): the generator's at the later state, where targets ask for it."""
+    def loss(
+        self, batch: Batch, action: Tensor | None = None, noise: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step of the scorer; `action` (B,d_a): the generator's at the later state, where targets ask for it;
+        `noise` (B,L,D) on the windows, where it is to be smooth."""
         after = batch.followed
         assert after is not None, "a scorer learns from what followed"
         if self.config.scorer == "return":
-            error = self.returns(batch.windows.flatten(1)).to(after.returns) - self.scaled(after.returns)
+            seen = batch.windows if noise is None else batch.windows + noise
+            error = self.returns(seen.flatten(1)).to(after.returns) - self.scaled(after.returns)
             loss = error.square().mean()
             metrics = {"value/error": loss.detach()}
             if self.config.tilt:
@@ -191,24 +201,30 @@ class Scored(nn.Module):
         self.method, self.value = method, value
         self.rates = {"value": value.config.rate}
         self.asks = value.config.targets == "generator" and value.config.scorer == "critic"
+        self.smooth = (value.config.smooth or 0.0) if value.config.scorer == "return" else 0.0
 
     def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """The method's and, last, the noise of the next actions that targets ask about."""
+        """The method's and, last, the noise of the next actions that targets ask about, or that on the windows."""
         method: Any = self.method
         own = method.draws(count, generator)
+        if self.smooth:
+            shape = (count, method.clamp.tokens, method.clamp.width)
+            return (*own, self.smooth * torch.randn(shape, generator=generator, device=generator.device))
         return (*own, method.draw(count, 1, generator)) if self.asks else own
 
     def loss(self, batch: Batch, draws: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         method: Any = self.method
-        action = None
+        action = noise = None
+        if self.smooth:
+            draws, noise = draws[:-1], draws[-1].to(batch.windows.device)
         if self.asks:
             assert batch.followed is not None
-            draws, noise = draws[:-1], draws[-1]
+            draws, asked = draws[:-1], draws[-1]
             with torch.no_grad():
                 later = Condition(batch.followed.state, batch.condition.goal)
-                action = self.value.first(method.decode(noise.to(batch.windows.device), later)[:, 0])
+                action = self.value.first(method.decode(asked.to(batch.windows.device), later)[:, 0])
         loss, metrics = method.loss(batch, draws, self.value)
-        error, more = self.value.loss(batch, action)
+        error, more = self.value.loss(batch, action, noise)
         return loss + error, metrics | more
 
     def settle(self) -> None:

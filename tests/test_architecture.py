@@ -29,6 +29,7 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
         *("kdp.drift", "kdp.graphs", "kdp.keys", "kdp.networks", "kdp.normalize", "kdp.sampler", "kdp.value")
     },
     "kdp.value": {"kdp.keys", "kdp.networks", "kdp.normalize", "kdp.sampler"},
+    "kdp.wish": {"kdp.keys", "kdp.sampler"},
     "kdp.checkpoint": set(),
     "kdp.train": {"kdp.checkpoint", "kdp.graphs", "kdp.sampler"},
     "kdp.inverse": {"kdp.normalize", "kdp.sampler", "kdp.windows"},

@@ -18,14 +18,14 @@ from kdp.config import RunConfig
 from kdp.domains import Domain
 from kdp.drift import EPS, Field, ascend
 from kdp.errors import UserError
-from kdp.keys import Clamp
+from kdp.keys import Clamp, Condition
 from kdp.methods import METHODS
 from kdp.methods.kdp import tilted
 from kdp.networks import NetworkConfig
 from kdp.runs import resume_run, start_run
-from kdp.sampler import generator
+from kdp.sampler import Batch, Followed, generator
 from kdp.train import TRAINING
-from kdp.value import Value, ValueConfig, ranked
+from kdp.value import Scored, Value, ValueConfig, ranked
 from kdp.windows import Episodes, Outcomes
 
 # What followed
@@ -189,6 +189,28 @@ def test_a_scorer_ranks_the_planted_window_first(folder, scorer, state):
     assert planner.plan([state], candidates=64).actions[0, 0] == pytest.approx(state / 2, abs=0.2)
 
 
+@pytest.mark.parametrize("smooth", [0.0, 1.0])
+def test_a_smooth_return_model_changes_slowly(smooth):
+    """What is known of u from u with noise of size s added is u / (1 + s^2), for u as standard normal as the noise."""
+    random = torch.Generator().manual_seed(0)
+    config = ValueConfig("return", heads=1, width=64, layers=2, smooth=smooth)
+    clamp = Clamp(2, 2, 1)
+    learner = Scored(METHODS["bc"](clamp, SMALL), Value(clamp, 1, config))
+    optimizer = torch.optim.Adam(learner.value.parameters(), 3e-3)
+    for _ in range(400):
+        seen = torch.randn(512, 2, 2, generator=random)
+        followed = Followed(*torch.zeros(4, 512), seen[:, 1, 1])  # type: ignore[arg-type]
+        batch = Batch(seen, Condition(seen[:, 0, :1]), seen[:, 0, :1], followed=followed)
+        loss, _ = learner.loss(batch, learner.draws(512, random))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    plans = torch.zeros(1, 3, 2, 2)
+    plans[0, :, 1, 1] = torch.tensor([-1.0, 0.0, 1.0])
+    low, middle, high = learner.value.score(plans)[0].tolist()
+    assert [low, middle, high] == pytest.approx([-1 / (1 + smooth**2), 0, 1 / (1 + smooth**2)], abs=0.2)
+
+
 def error(planner: kdp.Planner) -> float:
     """The mean square of how far single plans' first actions are from the best ones."""
     states = np.linspace(-0.9, 0.9, 7)
@@ -233,7 +255,8 @@ def test_where_the_data_are_narrow_plans_stay_with_them(folder, ascent):
 @pytest.mark.parametrize("method", METHODS)
 def test_any_method_with_a_scorer_is_saved_loaded_and_resumed_exactly(tmp_path, method, scorer):
     domain = Domain("bandit", "", episodes=lambda: bandit(0.5, 400), horizon=2)
-    config = replace(SMALL, method=method, steps=9, batch=16, value=ValueConfig(scorer, width=16, layers=2))
+    value = ValueConfig(scorer, width=16, layers=2, smooth=0.3)
+    config = replace(SMALL, method=method, steps=9, batch=16, value=value)
     with brief_inverse():
         start_run(config, tmp_path / "whole", domain=domain)
         start_run(config, tmp_path / "parts", domain=domain, stop_after=4)
@@ -251,6 +274,7 @@ def test_any_method_with_a_scorer_is_saved_loaded_and_resumed_exactly(tmp_path, 
         ({"scorer": "none", "ascent": 1.0}, "needs a scorer"),
         ({"scorer": "critic", "discount": 1.0}, "value.discount must be between 0 and 1"),
         ({"scorer": "critic", "ascent": -1.0}, "value.ascent must be 0 (off) or more"),
+        ({"scorer": "return", "smooth": -1.0}, "value.smooth must be 0 (off) or more"),
         ({"scorer": "critic", "heads": 0}, "value.heads must be more than zero"),
     ],
 )

@@ -43,8 +43,8 @@ def locomotion_summary(rows: Rows) -> str:
         f"Regenerated data (collected from policies), not D4RL's files; returns on D4RL's scale. HC, Ho, Wa: "
         f"half-cheetah, hopper, walker; m: medium, me: medium-expert. Mean ± standard error over seeds, {episodes} "
         f"episodes each; mean: of the six sets. K: candidates, of which the scorer's best is followed, or a blend of "
-        f"all in which the better count more. steps and min: of training, with other trainings on the same device; calls: "
-        f"network calls one after the other in a plan; ms: median time of a decision."
+        f"all in which the better count more. steps and min: of training, beside others on the same device; "
+        f"calls: network calls one after the other in a plan; ms: median time of a decision."
     )
     return "\n".join([*tables, "", *prose(note), "", *origin(groups)])
 

@@ -69,6 +69,10 @@ class Domain:
     """Default of value.scorer: a scorer that is learned from rewards."""
     blend: float = 0.0
     """Default of value.blend: more than 0 where there is one way to act in each state, and noise about it."""
+    smooth: float = 0.0
+    """Default of value.smooth."""
+    wish: float = 0.0
+    """Default of value.wish: more than 0 where data of good and of bad policies meet."""
     tracker: Tracker | None = None
     environments: Callable[[int], Environments] | None = None
     episode_steps: int = 1000

@@ -18,8 +18,7 @@ class BC(nn.Module):
     def __init__(self, clamp: Clamp, weight: Tensor, network: NetworkConfig):
         super().__init__()
         self.clamp = clamp
-        told = clamp.state_dim + len(clamp.goal_dims)
-        self.generator = build_generator(network, 1, told, clamp.tokens, clamp.width)
+        self.generator = build_generator(network, 1, clamp.told, clamp.tokens, clamp.width)
         self.clamped = Clamped(clamp)
         self.weight: Tensor
         self.register_buffer("weight", weight, persistent=False)

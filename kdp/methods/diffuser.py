@@ -205,7 +205,7 @@ class Denoiser(nn.Module):
         super().__init__()
         sizes = network.sizes()
         self.bands = Bands(sizes.bands)
-        told = (clamp.state_dim + len(clamp.goal_dims)) * (1 + 2 * sizes.bands) + TIME
+        told = clamp.told * (1 + 2 * sizes.bands) + TIME
         self.body: nn.Module
         self.embed: nn.Module | None = None
         if network.kind == "mlp":

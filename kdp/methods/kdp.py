@@ -22,8 +22,7 @@ class KDP(nn.Module):
     def __init__(self, clamp: Clamp, drift: DriftConfig, network: NetworkConfig):
         super().__init__()
         self.clamp, self.drift, self.noise = clamp, drift, network.sizes().noise
-        told = clamp.state_dim + len(clamp.goal_dims)
-        self.generator = build_generator(network, self.noise, told, clamp.tokens, clamp.width)
+        self.generator = build_generator(network, self.noise, clamp.told, clamp.tokens, clamp.width)
         self.clamped = Clamped(clamp)
         self.weight: Tensor
         self.register_buffer("weight", drift.weight(clamp.mask(), clamp.state_dim), persistent=False)
