@@ -31,6 +31,8 @@ KINDS = {
     "joint field, critic in it": {"value": CRITIC},
     "published field, its scorer": {"drift": DriftConfig(field="keyed"), "value": ValueConfig("return", width=8)},
     "regression": {"method": "bc", "value": ValueConfig("none")},
+    "a wish": {"value": ValueConfig("return", width=8, wish=0.8)},
+    "regression with a wish": {"method": "bc", "value": ValueConfig("none", wish=0.8)},
 }
 
 
@@ -78,6 +80,16 @@ def test_a_stack_ends_as_ordinary_runs(tmp_path):
     for file in (MODEL, TRAINING):
         mine, its = (load_tensors(folder / file)[0] for folder in (folders[0], tmp_path / "alone"))
         assert {name: t.shape for name, t in mine.items()} == {name: t.shape for name, t in its.items()}
+
+
+def test_a_stack_with_a_smooth_scorer_ends_as_ordinary_runs(tmp_path):
+    value = ValueConfig("return", width=8, smooth=0.5, wish=0.5)
+    with brief_inverse():
+        configs = seeds(replace(SMALL, dataset="hopper-medium", value=value), 2)
+        assert train_stack(configs, [tmp_path / "a", tmp_path / "b"], domain=WALKS).finished
+    planners = [kdp.load(tmp_path / name) for name in "ab"]
+    one, two = (planner.plan([0.1] * planner.state_dim, candidates=4) for planner in planners)
+    assert (one.scores != two.scores).all()
 
 
 def test_a_stopped_stack_goes_on_and_ends_the_same(tmp_path):

@@ -42,6 +42,8 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other sco
     "no blend": {"value": replace(VALUED, blend=0.0)},
     "no caution": {"value": replace(VALUED, caution=0.0)},
     "one head": {"value": replace(VALUED, heads=1)},
+    "smooth": {"value": replace(VALUED, smooth=0.3)},
+    "wish": {"value": VALUE_VARIANTS["kdp-wish"]["value"]},
     "critic": {"value": CRITIC},
     "tilt": {"value": replace(CRITIC, tilt=1.0)},
     "ascent": {"value": replace(CRITIC, ascent=VALUE_VARIANTS["kdp-ascent"]["value"].ascent)},

@@ -29,14 +29,16 @@ from kdp.value import ValueConfig
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
 EPISODES, CANDIDATES, BATCH = 20, 64, 1024
 
-# Ours, and with value in the field too; the published field, of which the best of all is followed as published;
-# Diffuser with our scorer; regression.
+# Ours, with value in the field too, and asked for a return; the published field, of which the best of all is followed
+# as published; Diffuser with our scorer; regression, and asked for a return too (RvS).
 VARIANTS: dict[str, dict[str, Any]] = {
     "kdp": {"value": ValueConfig("return")},
     "kdp-ascent": {"value": ValueConfig("critic", steps=1000, ascent=0.2)},
+    "kdp-wish": {"value": ValueConfig("return", wish=0.8)},
     "kdp-published": {"value": ValueConfig("return", blend=0.0), "drift": DriftConfig(field="keyed")},
     "diffuser": {"method": "diffuser", "value": ValueConfig("return")},
     "bc": {"method": "bc", "value": ValueConfig("none")},
+    "bc-wish": {"method": "bc", "value": ValueConfig("none", wish=0.8)},
 }
 RANKED, BEST, UNRANKED = (
     Protocol("action", CANDIDATES),
