@@ -29,7 +29,7 @@ from kdp.provenance import commit, device_name, versions
 from kdp.sampler import Sampler
 from kdp.score import Arrival, Scorer, Support
 from kdp.train import MODEL, Budget, Outcome, train
-from kdp.value import EPS, Scored, Value, Worth
+from kdp.value import EPS, Scored, Value, Worth, method_of
 from kdp.windows import Episodes, Outcomes, Windows
 from kdp.wish import Wishing
 
@@ -131,7 +131,7 @@ def assemble(
     Windows(episodes, config.horizon, config.stride)  # refused before anything is fitted, if it is
     goal_dims = domain.goals.dims if domain.goals else ()
     learner = build_learner(config, episodes.state_dim, episodes.action_dim, goal_dims).to(device)
-    method: Any = learner.method if isinstance(learner, Scored) else learner
+    method = method_of(learner)
     normalizer = Normalizer.fit(episodes.observations, episodes.actions).to(device)
     original, episodes = episodes, episodes.to(device)
     if inverse is None:
@@ -243,7 +243,7 @@ def load(folder: str | Path, device: str = "cpu", backend: str | None = None) ->
     except (RuntimeError, TypeError) as error:
         raise UserError(f"{folder / MODEL} does not fit the run's {CONFIG} ({error}).") from error
     learner = learner.eval().requires_grad_(False).to(device)
-    method: Any = learner.method if isinstance(learner, Scored) else learner
+    method = method_of(learner)
     name = choose(backend, torch.device(device).type, method.nfe)
     assert config.stride
     arrival = _record(Arrival, about["scorer"])

@@ -22,7 +22,7 @@ from kdp.errors import UserError
 from kdp.runs import CONFIG, Parts, assemble, build_learner, describe, read_config, save_inverse, train_parts
 from kdp.sampler import Batch
 from kdp.train import METRICS, MODEL, TRAINING, Outcome
-from kdp.value import Scored
+from kdp.value import Scored, method_of
 from kdp.windows import Episodes
 
 
@@ -69,9 +69,7 @@ def apart(configs: Sequence[RunConfig], domain: Domain, episodes: Episodes, devi
     """The learners, each from its seed, and the parts that they share: batches are as large as all of theirs."""
     goal_dims = domain.goals.dims if domain.goals else ()
     learners = [build_learner(one, episodes.state_dim, episodes.action_dim, goal_dims).to(device) for one in configs]
-    first: Any = learners[0]
-    method: Any = first.method if isinstance(first, Scored) else first
-    samples = method.samples
+    samples = method_of(learners[0]).samples
     conditions = max(1, (configs[0].batch or 1) // samples)
     parts = assemble(replace(configs[0], batch=len(configs) * conditions * samples), domain, episodes, device)
     for learner in learners:

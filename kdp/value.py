@@ -231,6 +231,11 @@ class Scored(nn.Module):
         self.value.settle()
 
 
+def method_of(learner: Any) -> Any:
+    """The method itself, whether or not a scorer is trained beside it."""
+    return learner.method if isinstance(learner, Scored) else learner
+
+
 @dataclass(frozen=True)
 class Worth:
     """The learned J as a scorer of candidates."""

@@ -130,7 +130,7 @@ def test_the_smallest_are_those_that_sorting_puts_first(width, count):
     assert torch.equal(found, numbers.gather(1, order))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_keys_are_found_exactly_though_products_are_rounded_elsewhere():
     keys = clustered(20_000) + 3.0
     before = torch.get_float32_matmul_precision()

@@ -22,7 +22,7 @@ from kdp.domains import DOMAINS, Domain
 from kdp.inverse import InverseModel
 from kdp.runs import Parts, assemble
 from kdp.train import GRAPH_AFTER, Update, move_average
-from kdp.value import Scored
+from kdp.value import method_of
 from kdp.windows import Episodes
 
 STAGES = ("batch", "generator", "field", "backward", "optimizer", "average")
@@ -110,7 +110,7 @@ def stages(
 ) -> dict[str, float]:
     """Medians. `field` is the loss less the generator: the field and, where there is one, the scorer."""
     learner, update = parts.learner, Update(parts.learner, config.loop)
-    method: Any = learner.method if isinstance(learner, Scored) else learner
+    method = method_of(learner)
     taken: list[list[float]] = []
     begin = clock()
     while len(taken) < 3 or clock() - begin < seconds:
