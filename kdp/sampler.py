@@ -20,6 +20,7 @@ Sight = Callable[[Tensor, Tensor], Tensor]
 BLOCK = 1 << 13  # windows gathered at once
 FAR = 1e3  # added to the distance of neighbours that are out of sight: they attract nothing
 LARGEST = 1 << 29  # numbers in a table's windows: two gigabytes
+REUSE = 4  # times that a table's windows are used, without goals: finding neighbours takes longer than many steps
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def generator(*seed: int) -> torch.Generator:
 
 class Sampler:
     """Draws batches. With positives > 0, they come from a table of `table` windows, drawn anew when each has been used
-    about once: in goal problems one window has as many keys as places it comes to. Not `keyed`: positives are any.
+    about REUSE times; in goal problems once, as one window has as many keys as places it comes to. Not `keyed`:
+    positives are any.
 
     Every other window begins off the data, by noise of standard deviation `push` (d_s,): states that a planner's own
     actions may lead to, and the data never did. With `sight` (places (N,d), (N,n,d) -> (N,n)), a neighbour must lie in
@@ -118,7 +120,7 @@ class Sampler:
         self.windows, self.normalizer, self.key = windows, normalizer, key
         self.batch, self.positives, self.seed = batch, positives, seed
         self.size = min(table, max(positives, LARGEST // (windows.tokens * windows.width)))
-        self.refresh = -(-self.size // batch)  # steps
+        self.refresh = -(-self.size * (REUSE if windows.goals is None else 1) // batch)  # steps
         self.keyed, self.push, self.epoch = keyed, push, -1
         self.table: Table | None = None
 
