@@ -668,6 +668,8 @@ def test_the_study_collects_what_is_missing_and_writes_a_row_for_each_method_and
         ("diffuser", "diffuser", None, 2, 2),
         ("diffuser", "diffuser", None, 2, 2),
         ("diffuser", "diffuser", None, 1, 2),
+        ("diffuser-published", "diffuser", None, 2, 2),
+        ("diffuser-published", "diffuser", None, 1, 2),
         ("bc", "bc", None, 1, 1),
         ("bc-wish", "bc", None, 1, 1),
         ("iql", "iql", None, 1, 1),

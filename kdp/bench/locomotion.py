@@ -22,6 +22,7 @@ from kdp.domains.locomotion import BODIES
 from kdp.domains.locomotion import TASKS as SETS
 from kdp.drift import DriftConfig
 from kdp.methods.diffuser import DiffusionConfig
+from kdp.networks import NetworkConfig
 from kdp.provenance import commit
 from kdp.train import LoopConfig
 from kdp.value import ValueConfig
@@ -30,13 +31,15 @@ TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body 
 EPISODES, CANDIDATES, BATCH = 20, 64, 1024
 
 # Ours, with value in the field too, and asked for a return; the published field, of which the best of all is followed
-# as published; Diffuser with our scorer; regression, and asked for a return too (RvS).
+# as published; Diffuser with our network and our scorer, and with the U-Net as published; regression, and asked for a
+# return too (RvS).
 VARIANTS: dict[str, dict[str, Any]] = {
     "kdp": {"value": ValueConfig("return")},
     "kdp-ascent": {"value": ValueConfig("critic", steps=1000, ascent=0.2)},
     "kdp-wish": {"value": ValueConfig("return", wish=0.8)},
     "kdp-published": {"value": ValueConfig("return", blend=0.0), "drift": DriftConfig(field="keyed")},
-    "diffuser": {"method": "diffuser", "value": ValueConfig("return")},
+    "diffuser": {"method": "diffuser", "value": ValueConfig("return"), "network": NetworkConfig("mlp")},
+    "diffuser-published": {"method": "diffuser", "value": ValueConfig("return", blend=0.0)},
     "bc": {"method": "bc", "value": ValueConfig("none")},
     "bc-wish": {"method": "bc", "value": ValueConfig("none", wish=0.8)},
 }
@@ -88,7 +91,8 @@ def locomotion_runs(
     studied = []
     for task, variant, seed in product(tasks, [name for name in variants if name in VARIANTS], range(seeds)):
         config = replace(RunConfig(task, seed=seed, steps=steps, batch=BATCH), **VARIANTS[variant])
-        config = replace(config, loop=LoopConfig(fuse=fuse and config.method != "diffuser"))
+        unet = config.method == "diffuser" and config.network.kind is None
+        config = replace(config, loop=LoopConfig(fuse=fuse and not unet))
         if quick:
             config = replace(config, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
         name = f"{task}-{variant}-{seed}{'-quick' if quick else ''}"

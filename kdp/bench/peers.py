@@ -83,7 +83,7 @@ def train_peers(
         raise UserError(f"{name} acts within -1..1, and {episodes.name} has actions beyond.")
     mean, scale = units(settings, found)
     sizes = (episodes.state_dim, episodes.action_dim)
-    with _own_random(device), _no_validation():
+    with _own_random(device), _no_validation(), _rounded():
         impls = []
         for seed in seeds:
             _seed(device, seed, 0)
@@ -203,6 +203,18 @@ def _own_random(device: str) -> Iterator[None]:
     """Afterwards those generators are as they were."""
     with torch.random.fork_rng([torch.device(device)] if torch.device(device).type == "cuda" else []):
         yield
+
+
+@contextlib.contextmanager
+def _rounded() -> Iterator[None]:
+    """Matrix products on a GPU are rounded to TF32, as d3rlpy has it there, and as JAX, which IQL's and ReBRAC's own
+    code is written in, has it by default."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextlib.contextmanager
