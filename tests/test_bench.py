@@ -29,7 +29,7 @@ from kdp.bench.tables import (
     training_page,
     write_tables,
 )
-from kdp.bench.training import STAGES
+from kdp.bench.training import STAGES, points, sized
 from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.errors import UserError
@@ -411,7 +411,7 @@ def test_diversity_is_the_spread_within_a_condition_not_between_them():
 
 
 def test_training_speed_by_the_sizes_of_a_step(kdp_command, tmp_path):
-    words = ("bench", "training", "--quick", "--tasks", "toy")
+    words = ("bench", "training", "--quick", "--tasks", "toy", "--axes", "conditions,samples,positives")
     code, _, err = kdp_command(*words)
     assert code == 0, err
     rows = read(tmp_path / "results/training.jsonl")
@@ -430,6 +430,16 @@ def test_training_speed_by_the_sizes_of_a_step(kdp_command, tmp_path):
     page = training_page(rows)
     assert "## toy, CPU" in page and "From a --quick study" in page
     assert max(len(line) for line in err.splitlines()) <= 100
+
+
+def test_the_loops_whose_speed_is_measured_differ_in_their_switches_alone():
+    usual = RunConfig("toy").for_domain(DOMAINS["toy"])
+    for device, switches in (("cpu", [(False, False), (False, True)]), ("cuda", [(False, False), (True, False)])):
+        found = [sized(usual, axis, value, DOMAINS["toy"], device) for axis, value in points(["loop"], True, device)]
+        assert [(one.loop.bf16, one.loop.fuse) for one in found] == switches
+        assert all(replace(one, loop=usual.loop) == usual for one in found)
+    both = sized(usual, "loop", "bf16+fuse", DOMAINS["toy"], "cuda")
+    assert both.loop == replace(usual.loop, bf16=True, fuse=True)
 
 
 def test_training_speed_of_what_is_not_there_is_refused(kdp_command):

@@ -326,19 +326,19 @@ def curves_command(
 @bench.command(name="training")
 def training_command(
     tasks: str = "maze2d-umaze",
-    axes: str = "conditions,samples,positives",
+    axes: str = "conditions,samples,positives,loop",
     seconds: float = 5.0,
     quick: bool = False,
     device: Device = "cpu",
     results: Path = Path("results/training.jsonl"),
 ) -> None:
-    """Training steps in a second by conditions, samples and positives, and where the time of a step goes.
+    """Training steps in a second by conditions, samples, positives and loop, and where the time of a step goes.
 
     Example: kdp bench training --tasks maze2d-umaze,maze2d-large --device cuda
 
     Args:
         tasks: Domains with data, separated by commas.
-        axes: What is varied: conditions, samples, positives.
+        axes: What is varied: conditions, samples, positives, loop (bf16 on a GPU, torch.compile).
         seconds: For how long to measure each.
         quick: A few steps of everything, to see that it runs.
         device: cpu, or cuda where there is one.

@@ -292,7 +292,8 @@ def training_page(rows: Rows) -> str:
         head = ["varied", "conditions", "samples", "positives", "steps/s", "windows/s", *group[0]["stages_ms"]]
         body = []
         for at in group:
-            cells = [at["axis"], *(str(at[name]) for name in ("conditions", "samples", "positives"))]
+            varied = f"loop: {at['value']}" if at["axis"] == "loop" else at["axis"]
+            cells = [varied, *(str(at[name]) for name in ("conditions", "samples", "positives"))]
             cells += [short(at["steps_per_s"]), f"{at['windows_per_s']:.0f}"]
             body.append([*cells, *(f"{ms:.2f}" for ms in at["stages_ms"].values())])
         lines += [f"## {group[0]['task']}, {group[0]['device']}", "", *markdown(head, body), ""]
@@ -302,7 +303,7 @@ def training_page(rows: Rows) -> str:
     note = (
         "Stages in milliseconds, launched one after the other: batch (windows and positives looked up), generator, "
         "field (and scorer, where there is one), backward, optimizer, average of the weights. On a GPU a step as one "
-        "graph takes less than their sum."
+        "graph takes less than their sum. loop: the usual sizes, training's switches bf16 and fuse (torch.compile)."
     )
     return "\n".join([*lines, *prose(note), "", *origin(groups), ""])
 

@@ -28,7 +28,8 @@ from kdp.windows import Episodes
 STAGES = ("batch", "generator", "field", "backward", "optimizer", "average")
 VALUES = {"samples": (1, 2, 4, 8, 16), "positives": (4, 8, 16, 32, 64)}
 CONDITIONS = {"cpu": (32, 64, 128, 256, 512), "cuda": (256, 512, 1024, 2048, 4096)}
-AXES = ("conditions", *VALUES)
+LOOPS = {"cpu": ("plain", "fuse"), "cuda": ("plain", "bf16", "fuse", "bf16+fuse")}  # LoopConfig's switches
+AXES = ("conditions", *VALUES, "loop")
 LONG = 100_000  # steps of the run that a step is taken from: its table of windows is a long run's
 WARM = GRAPH_AFTER + 2  # steps before the clock
 
@@ -51,17 +52,22 @@ def bench_training(
     console.print(spoken(rows))
 
 
-def points(axes: list[str], quick: bool, device: str) -> Iterator[tuple[str, int]]:
+def points(axes: list[str], quick: bool, device: str) -> Iterator[tuple[str, int | str]]:
+    kind = torch.device(device).type
+    known: dict[str, tuple[int | str, ...]] = {**VALUES, "conditions": CONDITIONS[kind], "loop": LOOPS[kind]}
     for axis in axes:
-        values = CONDITIONS[torch.device(device).type] if axis == "conditions" else VALUES[axis]
+        values = known[axis]
         yield from ((axis, value) for value in (values[:2] if quick else values))
 
 
-def sized(config: RunConfig, axis: str, value: int, domain: Domain, device: str) -> RunConfig:
-    """The domain's own settings with one size changed; the number of conditions stays where the others change."""
+def sized(config: RunConfig, axis: str, value: int | str, domain: Domain, device: str) -> RunConfig:
+    """The domain's own settings with one size, or the loop, changed; the number of conditions stays where the others
+    change."""
     usual = config.for_domain(domain, device)
     assert usual.batch
-    conditions = value if axis == "conditions" else usual.batch // usual.drift.samples
+    if axis == "loop":
+        return replace(usual, loop=replace(usual.loop, **dict.fromkeys({*str(value).split("+")} - {"plain"}, True)))
+    conditions = int(value) if axis == "conditions" else usual.batch // usual.drift.samples
     sizes: dict[str, Any] = {} if axis == "conditions" else {axis: value}
     drift = replace(usual.drift, **sizes)
     return replace(usual, drift=drift, batch=conditions * drift.samples)
@@ -117,9 +123,10 @@ def stages(
         at = [clock()]
         batch = parts.sampler(len(taken) % parts.sampler.refresh)
         at.append(clock())
-        method.sample(batch.condition, method.samples, update.random)
-        at.append(clock())
-        loss = learner.loss(batch, learner.draws(len(batch.windows), update.random))[0]
+        with update.rounded():
+            method.sample(batch.condition, method.samples, update.random)
+            at.append(clock())
+            loss = update.loss(batch, learner.draws(len(batch.windows), update.random))[0]
         at.append(clock())
         update.optimizer.zero_grad(set_to_none=True)
         loss.backward()
