@@ -119,8 +119,10 @@ class Planner:
 
     @property
     def backend(self) -> str:
-        """Its name."""
-        return "eager" if self.whole is None or self.computed is None else self.computed.name
+        """The name of the one that computes plans: another than was asked for where that one does not cover them."""
+        if self.whole is None or self.computed is None:
+            return "eager"
+        return getattr(self.whole, "backend", self.computed.name)
 
     @cached_property
     def whole(self) -> Whole | None:

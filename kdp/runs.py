@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from kdp.backends import choose, make
+from kdp.backends import ON_GPU, choose, make
 from kdp.backends.runtimes import RUNTIMES
 from kdp.backends.whole import WholePlan, known
 from kdp.checkpoint import FORMAT, load_json, load_tensors, save_json, save_tensors
@@ -281,7 +281,7 @@ def _computed(name: str, method: Any, sample: Any, device: torch.device) -> Back
             name, WholePlan(method, normalizer, goal_dims, scorer, blend).eval().requires_grad_(False).to(device)
         )
 
-    return Backend(name, sample, method.draw, build, 1 if name in (*RUNTIMES, "cuda") else math.inf)
+    return Backend(name, sample, method.draw, build, 1 if name in (*RUNTIMES, *ON_GPU) else math.inf)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

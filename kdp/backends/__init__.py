@@ -14,6 +14,7 @@ NEEDS: dict[str, tuple[str, str] | None] = {
     "eager": None,
     "compiled": None,
     "cuda": None,
+    "fused": ("triton", "fused"),
     "onnx": ("onnxruntime", "onnx"),
     "openvino": ("openvino", "openvino"),
 }
@@ -21,6 +22,7 @@ BEST = {
     "cpu": ("onnx", "openvino", "eager"),
     "cuda": ("cuda",),
 }  # for plans in one call, the best first: docs/deploy.md
+ON_GPU = ("cuda", "fused")  # CUDA graphs, of one environment's plans
 
 
 def choose(name: str | None, device: str, calls: int = 1) -> str:
@@ -32,8 +34,10 @@ def choose(name: str | None, device: str, calls: int = 1) -> str:
         return next(one for one in BEST.get(device, ("eager",)) if _installed(one)) if calls == 1 else "eager"
     if name not in NEEDS:
         raise UserError(f"{name!r} is not a backend. {did_you_mean(name, NEEDS)}")
-    if name == "cuda" and device != "cuda":
-        raise UserError(f"the cuda backend plans on a GPU; got device {device!r}. Give device='cuda', or leave it out.")
+    if name in ON_GPU and device != "cuda":
+        raise UserError(
+            f"the {name} backend plans on a GPU; got device {device!r}. Give device='cuda', or leave it out."
+        )
     if name in ("onnx", "openvino") and device != "cpu":
         raise UserError(f"the {name} backend plans on a CPU; got device {device!r}. Leave the backend out.")
     require(name)
@@ -60,6 +64,10 @@ def make(name: str, whole: Any) -> Any:
         from kdp.backends.cuda import Captured
 
         return Captured(whole)
+    if name == "fused":
+        from kdp.backends.fused import fused
+
+        return fused(whole)
     if name == "onnx":
         from kdp.backends.onnx import by_onnxruntime
 

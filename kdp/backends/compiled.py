@@ -16,7 +16,7 @@ def compiled(whole: WholePlan) -> Callable[..., tuple[Tensor, ...]]:
     if whole.state_mean.is_cuda:
         from kdp.backends.cuda import Captured, answering
 
-        return Captured(whole, torch.compile(answering(whole), dynamic=False))
+        return Captured(whole, torch.compile(answering(whole), dynamic=False), "compiled")
     run = torch.compile(whole, dynamic=False)
 
     def plan(*told: Tensor) -> tuple[Tensor, ...]:

@@ -29,11 +29,13 @@ class Captured:
     """The same function of the same tensors. What lies on the CPU is fetched by the GPU in one piece; nothing waits.
 
     A graph is recorded for the first plan of a shape. What it records is `answering` the whole plan, and may come
-    compiled.
+    compiled or fused, by the backend of that name.
     """
 
-    def __init__(self, whole: WholePlan, function: Callable[..., tuple[Tensor, ...]] | None = None):
-        self.whole, self.function = whole, answering(whole) if function is None else function
+    def __init__(
+        self, whole: WholePlan, function: Callable[..., tuple[Tensor, ...]] | None = None, backend: str = "cuda"
+    ):
+        self.whole, self.function, self.backend = whole, answering(whole) if function is None else function, backend
         self.graphs: dict[tuple[object, ...], _Graph] = {}
 
     @torch.no_grad()

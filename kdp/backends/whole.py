@@ -89,13 +89,13 @@ def known(scorer: Scorer | None) -> bool:
 def _score(scorer: Scorer | None) -> nn.Module:
     """windows (N,K,L,D), the same standardised, goal -> votes (heads,N,K)."""
     if scorer is None:
-        return _NoScore()
+        return NoScore()
     if isinstance(scorer, Worth):
-        return _Worth(scorer)
+        return WorthScore(scorer)
     return _Any(scorer)
 
 
-class _NoScore(nn.Module):
+class NoScore(nn.Module):
     def forward(self, windows: Tensor, x: Tensor, goal: Tensor | None) -> Tensor:
         return (windows[None, :, :, 0, 0] > torch.inf).float()  # zeros, not a constant: that would be folded
 
@@ -111,7 +111,7 @@ class _Any(nn.Module):
         return self.scorer(windows, goal)[None]
 
 
-class _Worth(nn.Module):
+class WorthScore(nn.Module):
     """value.Worth, of the standardised windows as they are, and without copies of them: a critic looks at the first
     state and action alone."""
 

@@ -251,8 +251,8 @@ def percentile(times: np.ndarray, share: int) -> float | None:
 def latency_rows(pairs: list[Pair], device: str, load: float | None = None) -> Rows:
     """A row for each pair that was measured or left out, with its ratio to the first KDP at the same K. `load`: of the
     machine before."""
-    first = next((pair.subject for pair in pairs if pair.subject.about.get("method") == "kdp"), None)
-    against = {pair.candidates: pair for pair in pairs if pair.subject is first and pair.rounds}
+    first = next((pair for pair in pairs if pair.subject.about.get("method") == "kdp"), None)
+    against = {pair.candidates: pair for pair in pairs if first and pair.subject is first.subject and pair.rounds}
     peak, rows = process_mib(), []
     for pair in pairs:
         if not pair.rounds and pair.note is None:
@@ -279,12 +279,13 @@ def latency_rows(pairs: list[Pair], device: str, load: float | None = None) -> R
             "ratio_low": compared and compared.low,
             "ratio_high": compared and compared.high,
             "ratio_of_means": compared and compared.means,
-            "kdp_backend": first and first.about.get("backend"),
+            "kdp_backend": first and first.planner.backend,
+            "backend": pair.planner.backend,  # not always the one that was asked for
             "threads": torch.get_num_threads(),
             "load": load,
             "note": pair.note,
         }
-        rows.append(row("latency", device, **pair.subject.about, **measured))
+        rows.append(row("latency", device, **(pair.subject.about | measured)))
     return rows
 
 

@@ -1,0 +1,74 @@
+"""Plans by the Triton kernels, run by Triton's interpreter on a CPU; test_fused.py starts it in a process of its own,
+with TRITON_INTERPRET=1. Prints {case: [largest errors of candidates, scores, chosen, brief]}."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from kdp.backends import cuda, fused
+from kdp.backends.whole import WholePlan
+from kdp.drift import DriftConfig
+from kdp.keys import Clamp
+from kdp.methods.kdp import KDP
+from kdp.networks import NetworkConfig
+from kdp.normalize import Normalizer
+from kdp.value import Value, ValueConfig, Worth
+
+
+def whole_plan(scorer="critic", blend=0.0, tokens=5, state=5, action=2, network=None, value=None) -> WholePlan:
+    """Of random networks, none of whose weights is as simple as it was initialised."""
+    torch.manual_seed(0)
+    clamp = Clamp(tokens, state + action, state)
+    method = KDP(clamp, DriftConfig(), NetworkConfig(**{"width": 32, "blocks": 2, "noise": 16} | (network or {})))
+    means, spreads = torch.randn(state + action), torch.rand(state + action) + 0.5
+    normalizer = Normalizer(means[:state], spreads[:state], means[state:], spreads[state:])
+    worth = None
+    if scorer != "none":
+        config = ValueConfig(scorer, **{"width": 32, "heads": 2} | (value or {}))
+        worth = Worth(Value(clamp, action, config), normalizer)
+        stir(worth.value)
+    stir(method)
+    return WholePlan(method, normalizer, (), worth, blend).eval().requires_grad_(False)
+
+
+def stir(module: torch.nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+
+
+def errors(whole: WholePlan, candidates: int, count: int) -> list[float]:
+    told = whole.example(candidates, count=count)
+    eager, fast = cuda.answering(whole)(*told), fused.answering(whole)(*told)
+    for one, other in zip(eager, fast, strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+    return [float((one.double() - other.double()).abs().max()) for one, other in zip(eager, fast, strict=True)]
+
+
+CASES = {
+    f"{scorer}, blend {blend}, K {k}, N {n}": ({"scorer": scorer, "blend": blend}, k, n)
+    for scorer in ("critic", "return", "none")
+    for blend in (0.0, 2.0)
+    for k, n in ((1, 1), (5, 3), (64, 1))
+} | {
+    "many rows": ({}, 100, 3),
+    "odd sizes": (
+        {"tokens": 1, "state": 20, "action": 17, "network": {"width": 24, "noise": 3}, "value": {"width": 40}},
+        5,
+        1,
+    ),
+    "more told than a step of the kernel": ({"state": 35, "action": 4}, 5, 2),
+    "more told than a critic's first layer is made anew for": ({"tokens": 2, "state": 70}, 3, 1),
+    "more told than a product is deep": ({"scorer": "return", "tokens": 40}, 3, 1),
+    "one head": ({"value": {"heads": 1}, "blend": 1.0}, 6, 1),
+    "three heads": ({"value": {"heads": 3, "caution": 2.0}}, 6, 1),
+    "no caution": ({"value": {"caution": 0.0}}, 6, 1),
+    "one layer": ({"value": {"layers": 1}}, 6, 1),
+    "two layers": ({"value": {"layers": 2}}, 6, 1),
+    "one candidate short of a tile": ({"blend": 0.5}, 15, 2),
+    "narrow": ({"network": {"width": 8}, "value": {"width": 8}}, 4, 1),
+}
+
+if __name__ == "__main__":
+    print(json.dumps({name: errors(whole_plan(**settings), k, n) for name, (settings, k, n) in CASES.items()}))
