@@ -17,7 +17,7 @@ from kdp.errors import UserError
 from kdp.inverse import InverseModel
 from kdp.keys import Condition
 from kdp.normalize import Normalizer
-from kdp.record import EPS, Plan, asked, check_candidates, followed
+from kdp.record import FAINT, Plan, asked, check_candidates, followed
 from kdp.score import Scorer
 
 Sample = Callable[[Condition, int, torch.Generator], Tensor]
@@ -39,12 +39,12 @@ class Plans(NamedTuple):
     @property
     def best(self) -> Tensor:
         """(N,L,D) what is followed: the best candidate or, with a blend, the mean of all, in which one counts
-        exp(blend) times as much for every standard deviation of the scores that it is better. What is noise in the
-        data averages out, and where the data leave no choice the mean is hardly left."""
+        exp(blend) times as much for every standard deviation of the scores that it is better, and less where they
+        hardly differ. What is noise in the data averages out, and where they leave no choice the mean is followed."""
         if not self.blend:
             return self.candidates.take_along_dim(self.chosen[:, None, None, None], 1)[:, 0]
         apart = self.scores - self.scores.mean(1, keepdim=True)
-        weight = (self.blend * apart / (apart.square().mean(1, keepdim=True).sqrt() + EPS)).softmax(1)
+        weight = (self.blend * apart / (apart.square().mean(1, keepdim=True).sqrt() + FAINT)).softmax(1)
         return (weight[:, None] @ self.candidates.flatten(2)).unflatten(2, self.candidates.shape[2:])[:, 0]
 
     @property

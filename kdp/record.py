@@ -11,7 +11,7 @@ import numpy as np
 
 from kdp.errors import UserError
 
-EPS = 1e-6
+FAINT = 0.05  # of a blend: scores that differ by less than this hardly count, in units of the spread of all the returns
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def followed(candidates: np.ndarray, scores: np.ndarray, chosen: int, blend: flo
     """candidates (K,L,D), scores (K,) -> (L,D): the chosen one or, with a blend, plan.Plans.best's mean of all."""
     if not blend:
         return candidates[chosen]
-    weight = np.exp(blend * (scores - scores[chosen]) / (scores.std() + EPS))
+    weight = np.exp(blend * (scores - scores[chosen]) / (scores.std() + FAINT))
     return np.tensordot((weight / weight.sum()).astype(candidates.dtype), candidates, 1)
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kdp import record
+
 NORM_EPS = tl.constexpr(1e-5)  # nn.LayerNorm's
-EPS = tl.constexpr(1e-6)  # kdp.record's, of a blend
+FAINT = tl.constexpr(record.FAINT)  # of a blend
 
 
 @triton.jit
@@ -375,7 +377,7 @@ def answer(
         tl.store(brief + plan * length + SIZE + candidates, best.to(tl.float32))
     if BLEND > 0.0:
         apart = tl.where(there, score - tl.sum(tl.where(there, score, 0.0), 0) / candidates, 0.0)
-        sharp = BLEND / (tl.sqrt(tl.sum(apart * apart, 0) / candidates) + EPS)
+        sharp = BLEND / (tl.sqrt(tl.sum(apart * apart, 0) / candidates) + FAINT)
         top = tl.max(tl.where(there, score, float("-inf")), 0)
         total = tl.sum(tl.where(there, tl.exp(sharp * (score - top)), 0.0), 0)
         window = tl.zeros((COLUMNS,), tl.float32)

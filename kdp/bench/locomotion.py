@@ -28,7 +28,7 @@ from kdp.train import LoopConfig
 from kdp.value import ValueConfig
 
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
-EPISODES, CANDIDATES, BATCH = 20, 64, 1024
+EPISODES, CANDIDATES, BATCH = 20, 64, 4096
 
 # Ours, with value in the field too, and asked for a return; the published field, of which the best of all is followed
 # as published; Diffuser with our network and our scorer, and with the U-Net as published; regression, and asked for a

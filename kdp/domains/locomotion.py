@@ -141,13 +141,14 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         task.name,
         f"{task.body}, {about}",
         episodes=task.episodes,
-        horizon=8,
+        horizon=4,
         key_temperature=0.05,
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,
         reference=body.reference,
         value="return",
         blend=2.0,
+        smooth=0.3,
     )
 
 
