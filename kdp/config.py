@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from kdp.domains import Domain
-from kdp.drift import DriftConfig
+from kdp.drift import POSITIVES, DriftConfig
 from kdp.errors import UserError, did_you_mean
 from kdp.methods import METHODS
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
-from kdp.train import LoopConfig
+from kdp.train import Budget, LoopConfig
 from kdp.value import ValueConfig
 
 CPU_BATCH = dict.fromkeys(METHODS, 512)
@@ -58,12 +58,19 @@ class RunConfig:
         drift = replace(
             self.drift,
             key_temperature=domain.key_temperature if bandwidth is None else bandwidth,
+            positives=self.drift.positives or domain.positives or POSITIVES,
             tilt=domain.tilt if self.drift.tilt is None else self.drift.tilt,
             lambda_a=domain.lambda_a if self.drift.lambda_a is None else self.drift.lambda_a,
         )
+        scorer = self.value.scorer or domain.value
+        steps = self.steps or (None if self.minutes else domain.steps)
+        apart = round(domain.apart * (steps or domain.steps)) if self.value.apart is None else self.value.apart
+        asks = scorer == "critic" and apart and self.method == "kdp"
         value = replace(
             self.value,
-            scorer=self.value.scorer or domain.value,
+            scorer=scorer,
+            apart=apart if scorer != "none" else 0,
+            targets=self.value.targets or ("generator" if asks else "data"),
             blend=domain.blend if self.value.blend is None else self.value.blend,
             wish=domain.wish if self.value.wish is None else self.value.wish,
             smooth=domain.smooth if self.value.smooth is None else self.value.smooth,
@@ -73,13 +80,20 @@ class RunConfig:
             dataset=domain.source or domain.name,
             horizon=self.horizon or domain.horizon,
             stride=self.stride or domain.stride,
-            steps=self.steps or (None if self.minutes else domain.steps),
+            steps=steps,
             batch=self.batch or (GPU_BATCH if torch.device(device).type == "cuda" else CPU_BATCH)[self.method],
             relabel=domain.relabel if self.relabel is None else self.relabel,
             drift=drift,
             value=value,
             network=NetworkConfig(self.network.kind, **self.network.sizes(domain.network)._asdict()),
         )
+
+    def budgets(self) -> tuple[Budget, Budget]:
+        """Of the training and of that of a scorer apart; minutes are shared by the two."""
+        if self.minutes is None:
+            return Budget(self.steps), Budget(self.value.apart or 0)
+        share = self.minutes / 2 if self.value.apart else self.minutes
+        return Budget(minutes=share), Budget(minutes=share)
 
     def check(self) -> None:
         """The rules that no single part can see."""
@@ -107,6 +121,8 @@ class RunConfig:
             "network.channels": self.network.channels,
             "network.noise": self.network.noise,
             "value.steps": self.value.steps,
+            "value.batch": self.value.batch,
+            "value.asked": self.value.asked,
             "value.heads": self.value.heads,
             "value.width": self.value.width,
             "value.layers": self.value.layers,
@@ -121,7 +137,7 @@ class RunConfig:
         for name, number in {"discount": self.value.discount, "expectile": self.value.expectile}.items():
             if number is not None and not 0 < number < 1:
                 raise UserError(f"value.{name} must be between 0 and 1; got {number}.")
-        for name in ("tilt", "ascent", "caution", "blend", "smooth"):
+        for name in ("apart", "tilt", "ascent", "caution", "blend", "smooth"):
             if not ((getattr(self.value, name) or 0.0) >= 0 and math.isfinite(getattr(self.value, name) or 0.0)):
                 raise UserError(f"value.{name} must be 0 (off) or more; got {getattr(self.value, name)}.")
         if not 0 <= (self.value.wish or 0.0) < 1:

@@ -20,6 +20,7 @@ EPS = 1e-6  # below this size a drift is rounding, and is not blown up
 # Distances mean different things to different fields, so each has temperatures of its own (study: docs/fields.md).
 TEMPERATURES = {"joint": (0.05, 0.2, 1.0), "keyed": (0.05, 0.2, 1.0), "window": (0.05, 0.2, 1.0)}
 KEY_TEMPERATURE = 0.2
+POSITIVES = 16
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class DriftConfig:
     """Kernel temperatures to average over; a single one is an ablation. Default: the field's own."""
     samples: int = 4
     """G: generated windows per condition (joint)."""
-    positives: int = 16
-    """P: data windows per condition, its own and its nearest in key space (joint)."""
+    positives: int | None = None
+    """P: data windows per condition, its own and its nearest in key space (joint). Default: the domain's own."""
     key_temperature: float | None = None
     """Bandwidth of the key kernel on standardised keys: whose futures count (joint). Default: the domain's own."""
     tilt: float | None = None

@@ -28,12 +28,13 @@ from kdp.plan import Backend, Planner, Tracker
 from kdp.provenance import commit, device_name, versions
 from kdp.sampler import Sampler
 from kdp.score import Arrival, Scorer, Support
-from kdp.train import MODEL, Budget, Outcome, train
+from kdp.train import MODEL, TRAINING, Outcome, train
 from kdp.value import EPS, Scored, Value, Worth, method_of
 from kdp.windows import Episodes, Outcomes, Windows
 from kdp.wish import Wishing
 
 CONFIG, INVERSE = "config.json", "inverse.safetensors"
+SCORER = "scorer"  # a folder in the run's: its scorer's training, where that was apart
 CPU_TABLE, GPU_TABLE, SMALL_TABLE = 50_000, 200_000, 2000  # windows among which neighbours are found
 CELLS = 4  # of the grid over places that the data have been to, in the radius of a goal
 
@@ -113,11 +114,13 @@ def resume_run(
 class Parts(NamedTuple):
     """What a run is made of."""
 
-    learner: Any  # the method, or the method and its scorer
+    learner: Any  # the method, or the method and the scorer that learns beside it
     sampler: Sampler
     normalizer: Normalizer
     inverse: InverseModel
     support: Support | None
+    scorer: Any = None  # the method and the scorer that learns apart
+    outcomes: Sampler | None = None  # what it learns from
 
 
 def assemble(
@@ -168,7 +171,11 @@ def assemble(
     sight = support.between if support is not None and config.drift.sight else None
     given = (conditions, method.positives, config.seed, table, config.drift.keying, push, outcomes, sight)
     sampler = Sampler(windows, normalizer, key, *given, returns)
-    return Parts(learner, sampler, normalizer, inverse, support)
+    parts = Parts(learner, sampler, normalizer, inverse, support)
+    if not config.value.apart:
+        return parts
+    seen = Sampler(windows, normalizer, key, config.value.batch, seed=config.seed, outcomes=outcomes, returns=returns)
+    return parts._replace(learner=method, scorer=learner, outcomes=seen)
 
 
 def fast_products(device: str) -> None:
@@ -212,6 +219,11 @@ def check_value(config: RunConfig, domain: Domain) -> None:
         )
     if value.wish and domain.goals is not None:
         raise UserError(f"value.wish must be 0 where plans have goals: they are what is asked for; got {value.wish}.")
+    if value.apart and (value.tilt or value.ascent):
+        raise UserError(
+            f"value in the field needs a scorer that learns beside the generator; got value.apart {value.apart}. Give "
+            "--value.apart 0, or leave tilt and ascent at 0."
+        )
     if asked == "none" and (value.tilt or value.ascent):
         raise UserError("value in the field needs a scorer; give --value.scorer critic, or leave tilt and ascent at 0.")
     if value.targets == "generator" and config.method != "kdp":
@@ -219,7 +231,8 @@ def check_value(config: RunConfig, domain: Domain) -> None:
 
 
 def load(folder: str | Path, device: str = "cpu", backend: str | None = None) -> Planner:
-    """A planner from a run folder; needs neither the dataset nor the environment.
+    """A planner from a run folder; needs neither the dataset nor the environment. Where a run was stopped before its
+    scorer was trained, its plans are not scored.
 
     `backend`: how plans are computed, one of kdp/backends; the best of those that are installed unless given.
     """
@@ -232,6 +245,11 @@ def load(folder: str | Path, device: str = "cpu", backend: str | None = None) ->
     goal_dims = tuple(about["goal_dims"])
     learner = build_learner(config, about["state_dim"], about["action_dim"], goal_dims)
     tensors, _ = load_tensors(folder / MODEL)
+    if config.value.apart and (folder / SCORER / MODEL).exists():
+        own, _ = load_tensors(folder / SCORER / MODEL)
+        tensors = {k: v for k, v in tensors.items() if not k.startswith("weights.")} | own
+    elif config.value.apart:
+        learner = learner.method
 
     def part(prefix: str) -> dict[str, torch.Tensor]:
         return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -313,22 +331,38 @@ def fingerprint(episodes: Episodes) -> dict[str, Any]:
 def train_parts(
     config: RunConfig, parts: Parts, folder: Path, *, resume: bool, stop_after: int | None, console: Console | None
 ) -> Outcome:
-    """The loop, with what a planner needs beside the weights."""
+    """The loop, with what a planner needs beside the weights; and then, where the scorer learns apart, once more."""
     extra = {f"normalizer.{k}": v for k, v in parts.normalizer.tensors().items()}
     if parts.support is not None:
         extra |= {f"support.{k}": v for k, v in parts.support.tensors().items()}
-    return train(
-        parts.learner,
-        parts.sampler,
-        folder,
-        Budget(config.steps, config.minutes),
-        config.loop,
-        config.seed,
-        extra=extra,
-        resume=resume,
-        stop_after=stop_after,
-        console=console,
-    )
+    budget, more = config.budgets()
+    told: dict[str, Any] = {"resume": resume, "stop_after": stop_after, "console": console}
+    first = train(parts.learner, parts.sampler.ahead(), folder, budget, config.loop, config.seed, extra=extra, **told)
+    if parts.scorer is None or parts.outcomes is None or not first.finished:
+        return first
+    weights, _ = load_tensors(folder / MODEL)
+    average = {k.removeprefix("weights."): v for k, v in weights.items() if k.startswith("weights.")}
+    parts.scorer.method.load_state_dict(average)
+    parts.scorer.method.requires_grad_(False)
+    (folder / SCORER).mkdir(exist_ok=True)
+    told |= {"resume": True, "stop_after": None if stop_after is None else max(0, stop_after - first.step)}
+    loop = replace(config.loop, lr=config.value.rate)
+    then = train(parts.scorer, parts.outcomes.ahead(), folder / SCORER, more, loop, config.seed, extra={}, **told)
+    return replace(then, step=first.step + then.step, elapsed=first.elapsed + then.elapsed)
+
+
+def spent(folder: Path, config: RunConfig) -> tuple[int, float, bool]:
+    """-> steps of the method's training, minutes of all of it, and whether it is finished."""
+    steps, minutes, finished = 0, 0.0, True
+    for part, budget in zip((folder, folder / SCORER), config.budgets(), strict=True):
+        if part != folder and not config.value.apart:
+            break
+        if not (part / TRAINING).exists():
+            return steps, minutes, False
+        _, about = load_tensors(part / TRAINING)
+        steps, minutes = steps or about["step"], minutes + about["elapsed"] / 60
+        finished = finished and budget.progress(about["step"], about["elapsed"]) >= 1
+    return steps, minutes, finished
 
 
 def save_inverse(folder: Path, model: InverseModel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -92,9 +92,9 @@ def generator(*seed: int) -> torch.Generator:
 
 
 class Sampler:
-    """Draws batches. With positives > 0, they come from a table of `table` windows, drawn anew when each has been used
-    about REUSE times; in goal problems once, as one window has as many keys as places it comes to. Not `keyed`:
-    positives are any.
+    """Draws batches. With one positive, a window is its own. With more, batches come from a table of `table` windows,
+    drawn anew when each has been used about REUSE times; in goal problems once, as one window has as many keys as
+    places it comes to. Not `keyed`: positives are any.
 
     Every other window begins off the data, by noise of standard deviation `push` (d_s,): states that a planner's own
     actions may lead to, and the data never did. With `sight` (places (N,d), (N,n,d) -> (N,n)), a neighbour must lie in
@@ -126,10 +126,14 @@ class Sampler:
 
     def __call__(self, step: int) -> Batch:
         random = generator(self.seed, step, 0)
-        if not self.positives:
+        if self.positives < 2:
             own = self._draw(self.batch, random)
-            condition = self.condition(own)
-            return Batch(self.gather(own), condition, self.key(condition), followed=self.followed(own.first))
+            condition, windows = self.condition(own), self.gather(own)
+            batch = Batch(windows, condition, self.key(condition), followed=self.followed(own.first))
+            if not self.positives:
+                return batch
+            arrival = own.arrival[:, None].float()
+            return replace(batch, positives=windows[:, None], key_distance=torch.zeros_like(arrival), arrival=arrival)
         table = self._table(step // self.refresh)
         size, device = len(table.arrival), table.arrival.device
         chosen = torch.randint(size, (self.batch,), generator=random).to(device)
@@ -148,6 +152,10 @@ class Sampler:
             table.arrival[near].float(),
             self.followed(table.first[chosen]),
         )
+
+    def ahead(self) -> Callable[[int], Batch]:
+        """The same, or many batches at once where that is no great table."""
+        return Ahead(self) if self.positives < 2 and self.windows.goals is None else self
 
     def condition(self, drawn: Drawn) -> Condition:
         state = self.windows.episodes.observations[drawn.first]
@@ -212,3 +220,20 @@ class Sampler:
             seen[lo : lo + BLOCK] = begin & goal
         seen[:, 0] = True
         return seen
+
+
+class Ahead:
+    """The batches of a sampler, of which it draws BLOCKS at once: for steps that take less time than drawing one."""
+
+    BLOCKS = 32
+
+    def __init__(self, sampler: Sampler):
+        self.sampler, self.size, self.block = sampler, sampler.batch, -1
+        sampler.batch *= self.BLOCKS
+
+    def __call__(self, step: int) -> Batch:
+        block, at = divmod(step, self.BLOCKS)
+        if block != self.block:
+            self.block, self.drawn = block, self.sampler(block).tensors()
+        rows = slice(at * self.size, (at + 1) * self.size)
+        return Batch.of(*(None if tensor is None else tensor[rows] for tensor in self.drawn))  # type: ignore[arg-type]

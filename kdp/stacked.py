@@ -19,7 +19,7 @@ from kdp.checkpoint import load_tensors, save_json, save_tensors
 from kdp.config import RunConfig
 from kdp.domains import Domain, find_domain
 from kdp.errors import UserError
-from kdp.runs import CONFIG, Parts, assemble, build_learner, describe, read_config, save_inverse, train_parts
+from kdp.runs import CONFIG, SCORER, Parts, assemble, build_learner, describe, read_config, save_inverse, train_parts
 from kdp.sampler import Batch
 from kdp.train import METRICS, MODEL, TRAINING, Outcome
 from kdp.value import Scored, method_of
@@ -48,18 +48,18 @@ def train_stack(
         save_json(aside / CONFIG, describe(configs[0], domain, episodes, device))
     elif RunConfig.from_json(read_config(aside)["config"]) != configs[0]:
         raise UserError(f"{aside} holds runs with other settings, not finished yet; remove it, or give another folder.")
-    learners, parts = apart(configs, domain, episodes, device)
-    parts = parts._replace(learner=stacked(learners))
+    parts = together(*apart(configs, domain, episodes, device))
     outcome = train_parts(configs[0], parts, aside, resume=True, stop_after=stop_after, console=console)
     if not outcome.finished:
         return outcome
     for number, (config, folder) in enumerate(zip(configs, folders, strict=True)):
         folder.mkdir(parents=True, exist_ok=True)
         save_inverse(folder, parts.inverse)
-        for file in (MODEL, TRAINING):
-            tensors, about = load_tensors(aside / file)
-            save_tensors(folder / file, {name: one_of(name, t, number) for name, t in tensors.items()}, about)
-        shutil.copy(aside / METRICS, folder / METRICS)
+        for part in [Path(), Path(SCORER)] if parts.scorer is not None else [Path()]:
+            for file in (part / MODEL, part / TRAINING):
+                tensors, about = load_tensors(aside / file)
+                save_tensors(folder / file, {name: one_of(name, t, number) for name, t in tensors.items()}, about)
+            shutil.copy(aside / part / METRICS, folder / part / METRICS)
         save_json(folder / CONFIG, describe(config, domain, episodes, device) | {"stacked": len(folders)})
     shutil.rmtree(aside)
     return outcome
@@ -72,10 +72,19 @@ def apart(configs: Sequence[RunConfig], domain: Domain, episodes: Episodes, devi
     samples = method_of(learners[0]).samples
     conditions = max(1, (configs[0].batch or 1) // samples)
     parts = assemble(replace(configs[0], batch=len(configs) * conditions * samples), domain, episodes, device)
+    if parts.outcomes is not None:
+        parts.outcomes.batch *= len(configs)
     for learner in learners:
         if parts.sampler.outcomes is not None and isinstance(learner, Scored):
             learner.value.fit_scale(parts.sampler.outcomes.returns)
     return learners, parts
+
+
+def together(learners: Sequence[Any], parts: Parts) -> Parts:
+    """The parts with a stack of the learners or, where their scorers learn apart, of their methods and then of them."""
+    if parts.scorer is None:
+        return parts._replace(learner=stacked(learners))
+    return parts._replace(learner=stacked([learner.method for learner in learners]), scorer=stacked(learners))
 
 
 def stacked(learners: Sequence[nn.Module]) -> nn.Module:

@@ -1,8 +1,8 @@
 """What plans are worth: the learned scorers J, and what a drift field takes from them.
 
 `return`: the paper's, a model of the discounted return that follows a window. `critic`: an ensemble of Q(s, a) of the
-first action, and an expectile V(s); its targets are V (IQL: nothing but the data's actions are ever asked about) or
-the generator's own next actions. All numbers inside are standardised by the mean and spread of the data's returns.
+first action; its targets are an expectile V(s) (IQL: nothing but the data's actions are ever asked about) or Q of the
+mean of the generator's next actions. All numbers inside are standardised by the mean and spread of the data's returns.
 """
 
 from __future__ import annotations
@@ -30,8 +30,17 @@ class ValueConfig:
     scorer: Literal["none", "return", "critic"] | None = None
     """none; return: a model of the return after a window (the paper's); critic: Q of the first action. Default: the
     domain's own."""
-    targets: Literal["data", "generator"] = "data"
-    """What the critic asks about at the next state. data: its actions there (IQL). generator: the generator's (kdp)."""
+    apart: int | None = None
+    """Steps of the scorer's own training, after the generator's, which then changes no more. 0: they learn side by
+    side. Default: the domain's own."""
+    batch: int = 256
+    """Windows in each of these steps."""
+    targets: Literal["data", "generator"] | None = None
+    """What the critic asks about at the next state. data: the data's actions there (IQL). generator: the mean of its
+    plans' first actions, which is the behaviour without its noise (kdp). Default: generator for kdp's critic that
+    learns apart, else data."""
+    asked: int = 4
+    """Plans in that mean."""
     discount: float = 0.99
     steps: int = 1
     """Rewards in a target of the critic before its own estimate."""
@@ -92,7 +101,8 @@ class Value(nn.Module):
         else:
             self.q = Critic(clamp.state_dim + action_dim, heads=config.heads, **sizes)
             self.target = copy.deepcopy(self.q).requires_grad_(False)
-        if config.scorer == "critic" or config.tilt:
+        self.usual = bool(config.tilt) or (config.scorer == "critic" and config.targets != "generator")
+        if self.usual:
             self.v = Critic(clamp.state_dim, heads=1, **sizes)
 
     def fit_scale(self, returns: Tensor) -> None:
@@ -124,15 +134,18 @@ class Value(nn.Module):
             else:
                 later = self.cautious(self.target(torch.cat([after.state, action], -1)))
             goal = self.scaled(after.reward + after.discount * (later * self.spread + self.mean))
-            best = self.cautious(self.target(told))
         known = after.known / after.known.mean().clamp_min(EPS)
         q = self.q(told).to(goal)
         error = ((q - goal).square() * known).mean()
-        surprise = best - self.v(state)[0]
-        side = (self.config.expectile - (surprise < 0).float()).abs()  # the expectile above, the rest below
-        expectile = (side * surprise.square()).mean()
-        numbers = {"error": error, "expectile": expectile, "q": q.mean(), "apart": q.std(0).mean()}
-        return error + expectile, {f"value/{name}": number.detach() for name, number in numbers.items()}
+        loss, numbers = error, {"error": error, "q": q.mean(), "apart": q.std(0).mean()}
+        if self.usual:
+            with torch.no_grad():
+                best = self.cautious(self.target(told))
+            surprise = best - self.v(state)[0]
+            side = (self.config.expectile - (surprise < 0).float()).abs()  # the expectile above, the rest below
+            numbers["expectile"] = (side * surprise.square()).mean()
+            loss = error + numbers["expectile"]
+        return loss, {f"value/{name}": number.detach() for name, number in numbers.items()}
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -194,23 +207,24 @@ def ranked(votes: Tensor, caution: float) -> Tensor:
 
 
 class Scored(nn.Module):
-    """A method and the scorer that is trained beside it; the method may look at the scorer (value in the field)."""
+    """A method and its scorer. Trained side by side, the method may look at the scorer (value in the field); apart, the
+    method is finished, and what learns is the scorer."""
 
     def __init__(self, method: nn.Module, value: Value):
         super().__init__()
-        self.method, self.value = method, value
+        self.method, self.value, self.apart = method, value, bool(value.config.apart)
         self.rates = {"value": value.config.rate}
         self.asks = value.config.targets == "generator" and value.config.scorer == "critic"
         self.smooth = (value.config.smooth or 0.0) if value.config.scorer == "return" else 0.0
 
     def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """The method's and, last, the noise of the next actions that targets ask about, or that on the windows."""
+        """The method's, if it learns, and last the noise of plans that targets ask about, or that on the windows."""
         method: Any = self.method
-        own = method.draws(count, generator)
+        own = () if self.apart else method.draws(count, generator)
         if self.smooth:
             shape = (count, method.clamp.tokens, method.clamp.width)
             return (*own, self.smooth * torch.randn(shape, generator=generator, device=generator.device))
-        return (*own, method.draw(count, 1, generator)) if self.asks else own
+        return (*own, method.draw(count, self.value.config.asked, generator)) if self.asks else own
 
     def loss(self, batch: Batch, draws: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         method: Any = self.method
@@ -222,10 +236,12 @@ class Scored(nn.Module):
             draws, asked = draws[:-1], draws[-1]
             with torch.no_grad():
                 later = Condition(batch.followed.state, batch.condition.goal)
-                action = self.value.first(method.decode(asked.to(batch.windows.device), later)[:, 0])
+                action = self.value.first(method.decode(asked.to(batch.windows.device), later)).mean(1)
+        error, story = self.value.loss(batch, action, noise)
+        if self.apart:
+            return error, story
         loss, metrics = method.loss(batch, draws, self.value)
-        error, more = self.value.loss(batch, action, noise)
-        return loss + error, metrics | more
+        return loss + error, metrics | story
 
     def settle(self) -> None:
         self.value.settle()

@@ -36,7 +36,8 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.record": set(),
     "kdp.plan": {"kdp.inverse", "kdp.keys", "kdp.normalize", "kdp.record", "kdp.score"},
     "kdp.backends": {
-        *("kdp.graphs", "kdp.keys", "kdp.networks", "kdp.normalize", "kdp.plan", "kdp.score", "kdp.value")
+        *("kdp.graphs", "kdp.keys", "kdp.networks", "kdp.normalize", "kdp.plan", "kdp.record", "kdp.score"),
+        "kdp.value",
     },
     "kdp.exported": {"kdp.backends", "kdp.record"},
     "kdp.datasets": {"kdp.windows"},

@@ -18,6 +18,7 @@ from helpers import write_hdf5
 import kdp
 from kdp.bench import locomotion
 from kdp.bench.evaluate import evaluate, roll
+from kdp.bench.locomotion import judgings_of, locomotion_runs
 from kdp.bench.results import COLUMNS, read
 from kdp.bench.tables import ablations_page
 from kdp.config import RunConfig
@@ -372,7 +373,7 @@ def test_the_domains_are_those_of_the_table():
     names = {f"{body}-{kind}" for body in BODIES for kind in ("medium", "medium-expert", "medium-replay", "expert")}
     assert {domain.name for domain in LOCOMOTION} == names | {"halfcheetah-medium-narrow"} <= DOMAINS.keys()
     for domain in LOCOMOTION:
-        assert (domain.horizon, domain.stride, domain.episode_steps, domain.goals) == (8, 1, 1000, None)
+        assert (domain.horizon, domain.stride, domain.episode_steps, domain.goals) == (4, 1, 1000, None)
         assert domain.reference == BODIES[domain.name.split("-")[0]].reference
 
 
@@ -657,6 +658,9 @@ def test_the_study_collects_what_is_missing_and_writes_a_row_for_each_method_and
         ("kdp", "kdp", "joint", 2, 1),
         ("kdp", "kdp", "joint", 2, 1),
         ("kdp", "kdp", "joint", 1, 1),
+        ("kdp-return", "kdp", "joint", 2, 1),
+        ("kdp-return", "kdp", "joint", 2, 1),
+        ("kdp-return", "kdp", "joint", 1, 1),
         ("kdp-ascent", "kdp", "joint", 2, 1),
         ("kdp-ascent", "kdp", "joint", 2, 1),
         ("kdp-ascent", "kdp", "joint", 1, 1),
@@ -679,10 +683,24 @@ def test_the_study_collects_what_is_missing_and_writes_a_row_for_each_method_and
     for r in rows:
         assert set(COLUMNS) <= r.keys() and r["dataset"] == "regenerated/hopper-medium-expert" and r["quick"]
         assert r["train_steps"] == 5 and r["executor"] == "action" and r["score"] is not None
+        assert r.get("ranked_by") == ("kdp" if r["variant"] == "diffuser" else None)
     assert kdp_command(*words)[0] == 0 and read(tmp_path / "results/locomotion.jsonl") == rows  # nothing twice
     assert kdp_command("table")[0] == 0
     page = (tmp_path / "docs/results/locomotion.md").read_text()
     assert "not D4RL's files" in page and "not results" in page and f"{rows[-1]['score']:.1f}" in page
+
+
+def test_diffuser_is_ranked_by_the_scorer_of_kdp_with_the_same_seed_or_not_at_all():
+    studied = locomotion_runs(["hopper-medium"], ["kdp", "diffuser"], 2, None, False, "cpu", Path("runs"))
+    lent = {(j.training.folder.name, j.scorer and j.scorer.name) for j in judgings_of(studied, False)}
+    assert lent == {
+        ("hopper-medium-kdp-0", None),
+        ("hopper-medium-kdp-1", None),
+        ("hopper-medium-diffuser-0", "hopper-medium-kdp-0"),
+        ("hopper-medium-diffuser-1", "hopper-medium-kdp-1"),
+    }
+    alone = judgings_of([run for run in studied if run[0] == "diffuser"], False)
+    assert [j.protocol.candidates for j in alone] == [1, 1] and all(j.scorer is None for j in alone)
 
 
 @pytest.mark.parametrize(("kind", "count"), [("medium", 1), ("medium-expert", 2), ("medium-replay", 2), ("expert", 1)])

@@ -18,7 +18,7 @@ from kdp.drift import DriftConfig
 from kdp.errors import UserError
 from kdp.methods.kdp import KDP
 from kdp.networks import NetworkConfig
-from kdp.runs import CONFIG, read_config, start_run
+from kdp.runs import CONFIG, SCORER, read_config, start_run
 from kdp.sampler import Batch
 from kdp.stacked import apart, stacked, train_stack
 from kdp.train import METRICS, MODEL, TRAINING, LoopConfig, Update
@@ -29,9 +29,12 @@ CRITIC = ValueConfig("critic", targets="generator", ascent=0.3, tilt=1.0, width=
 WALKS = replace(DOMAINS["hopper-medium"], episodes=lambda: walks([60, 50]), horizon=4)
 KINDS = {
     "joint field, critic in it": {"value": CRITIC},
-    "published field, its scorer": {"drift": DriftConfig(field="keyed"), "value": ValueConfig("return", width=8)},
+    "published field, its scorer": {
+        "drift": DriftConfig(field="keyed"),
+        "value": ValueConfig("return", width=8, smooth=0.0),
+    },
     "regression": {"method": "bc", "value": ValueConfig("none")},
-    "a wish": {"value": ValueConfig("return", width=8, wish=0.8)},
+    "a wish": {"value": ValueConfig("return", width=8, wish=0.8, smooth=0.0)},
     "regression with a wish": {"method": "bc", "value": ValueConfig("none", wish=0.8)},
 }
 
@@ -90,6 +93,24 @@ def test_a_stack_with_a_smooth_scorer_ends_as_ordinary_runs(tmp_path):
     planners = [kdp.load(tmp_path / name) for name in "ab"]
     one, two = (planner.plan([0.1] * planner.state_dim, candidates=4) for planner in planners)
     assert (one.scores != two.scores).all()
+
+
+def test_a_stack_whose_scorers_learn_apart_ends_as_ordinary_runs(tmp_path):
+    value = ValueConfig("critic", width=8, layers=2, apart=70, batch=4, blend=1.0)
+    configs, names = seeds(replace(SMALL, dataset="hopper-medium", value=value), 2), [tmp_path / "a", tmp_path / "b"]
+    with brief_inverse():
+        assert not train_stack(configs, names, domain=WALKS, stop_after=20).finished
+        assert train_stack(configs, names, domain=WALKS).finished
+        start_run(configs[0], tmp_path / "alone", domain=WALKS)
+    planners = [kdp.load(folder) for folder in names]
+    one, two = (planner.plan([0.1] * planner.state_dim, candidates=4) for planner in planners)
+    assert (one.scores != two.scores).all()
+    for file in (MODEL, TRAINING, f"{SCORER}/{MODEL}", f"{SCORER}/{TRAINING}"):
+        mine, its = (load_tensors(folder / file)[0] for folder in (names[0], tmp_path / "alone"))
+        assert {name: t.shape for name, t in mine.items()} == {name: t.shape for name, t in its.items()}
+    whole, scored = (load_tensors(names[1] / file)[0] for file in (MODEL, f"{SCORER}/{MODEL}"))
+    for name in (name for name in whole if name.startswith("weights.")):  # the plans that it learned of are the run's
+        assert torch.equal(whole[name], scored[name.replace("weights.", "weights.method.", 1)])
 
 
 def test_a_stopped_stack_goes_on_and_ends_the_same(tmp_path):

@@ -22,7 +22,7 @@ from kdp.keys import Clamp, Condition
 from kdp.methods import METHODS
 from kdp.methods.kdp import tilted
 from kdp.networks import NetworkConfig
-from kdp.runs import resume_run, start_run
+from kdp.runs import SCORER, resume_run, spent, start_run
 from kdp.sampler import Batch, Followed, generator
 from kdp.train import TRAINING
 from kdp.value import Scored, Value, ValueConfig, ranked
@@ -179,10 +179,11 @@ def windows(actions: list[float], state: float) -> torch.Tensor:
     return rows[None]
 
 
+@pytest.mark.parametrize("apart", [0, 500])
 @pytest.mark.parametrize("scorer", ["return", "critic"])
 @pytest.mark.parametrize("state", [-0.8, 0.0, 0.8])
-def test_a_scorer_ranks_the_planted_window_first(folder, scorer, state):
-    planner = trained(folder, 0.5, scorer=scorer)
+def test_a_scorer_ranks_the_planted_window_first(folder, scorer, state, apart):
+    planner = trained(folder, 0.5, scorer=scorer, apart=apart)
     actions = [-0.9, -0.4, 0.0, 0.4, 0.9]
     score = planner.scorer(windows(actions, state), None)
     assert actions[int(score.argmax())] == min(actions, key=lambda action: abs(action - state / 2))
@@ -234,6 +235,17 @@ def test_tilt_moves_plans_also_where_no_neighbour_is_near_enough_to_count(folder
     assert plain > 0.2 and valued < 0.6 * plain
 
 
+def test_the_targets_of_a_critic_apart_are_those_of_the_mean_plan(folder):
+    """Rewards are -(a - s/2)^2 and actions noise about 0: the mean plan acts 0, gets -s^2/4 at once and, with discount
+    1/2, about -E[s^2]/4 = -1/12 in all after that; whoever drew actions as the data do would get 0.25 a step less."""
+    planner = trained(folder, 0.5, scorer="critic", apart=500)
+    value = planner.scorer.value
+    state = torch.linspace(-0.9, 0.9, 19)
+    seen = torch.stack([state, torch.zeros(19)], -1).view(1, 19, 1, 2).expand(1, 19, 2, 2)
+    got = value.each(planner.normalizer.tokens(seen)).mean(0)[0] * value.spread + value.mean
+    torch.testing.assert_close(got, -state.square() / 4 - 1 / 12, rtol=0, atol=0.06)
+
+
 def test_better_positives_count_more_and_so_do_conditions_that_have_them():
     log_weight = torch.tensor([[0.0, 0.0], [0.0, -50.0], [0.0, -50.0]])
     advantage = torch.tensor([[1.0, -1.0], [1.0, 7.0], [-1.0, 7.0]])
@@ -251,18 +263,26 @@ def test_where_the_data_are_narrow_plans_stay_with_them(folder, ascent):
     assert np.abs(first).max() < 0.2
 
 
+@pytest.mark.parametrize("apart", [0, 70])
 @pytest.mark.parametrize("scorer", ["return", "critic"])
 @pytest.mark.parametrize("method", METHODS)
-def test_any_method_with_a_scorer_is_saved_loaded_and_resumed_exactly(tmp_path, method, scorer):
+def test_any_method_with_a_scorer_is_saved_loaded_and_resumed_exactly(tmp_path, method, scorer, apart):
     domain = Domain("bandit", "", episodes=lambda: bandit(0.5, 400), horizon=2)
-    value = ValueConfig(scorer, width=16, layers=2, smooth=0.3)
+    value = ValueConfig(scorer, width=16, layers=2, smooth=0.3, apart=apart, batch=4)
     config = replace(SMALL, method=method, steps=9, batch=16, value=value)
     with brief_inverse():
-        start_run(config, tmp_path / "whole", domain=domain)
+        assert start_run(config, tmp_path / "whole", domain=domain).step == 9 + apart
         start_run(config, tmp_path / "parts", domain=domain, stop_after=4)
+        assert not spent(tmp_path / "parts", config)[2]
+        if apart:
+            assert kdp.load(tmp_path / "parts").scorer is None
+            assert not resume_run(tmp_path / "parts", domain=domain, stop_after=14).finished
         resume_run(tmp_path / "parts", domain=domain)
-    whole, parts = (load_tensors(tmp_path / name / TRAINING)[0] for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys() and all(torch.equal(whole[k], parts[k]) for k in whole)
+    steps, _, finished = spent(tmp_path / "parts", config)
+    assert steps == 9 and finished
+    for part in (".", SCORER) if apart else (".",):
+        whole, parts = (load_tensors(tmp_path / name / part / TRAINING)[0] for name in ("whole", "parts"))
+        assert whole.keys() == parts.keys() and all(torch.equal(whole[k], parts[k]) for k in whole)
     one, two = (kdp.load(tmp_path / name).plan([0.3], candidates=8) for name in ("whole", "parts"))
     assert np.array_equal(one.scores, two.scores) and len(set(one.scores)) == (1 if method == "bc" else 8)
 
@@ -276,6 +296,8 @@ def test_any_method_with_a_scorer_is_saved_loaded_and_resumed_exactly(tmp_path, 
         ({"scorer": "critic", "ascent": -1.0}, "value.ascent must be 0 (off) or more"),
         ({"scorer": "return", "smooth": -1.0}, "value.smooth must be 0 (off) or more"),
         ({"scorer": "critic", "heads": 0}, "value.heads must be more than zero"),
+        ({"scorer": "critic", "apart": -1}, "value.apart must be 0 (off) or more"),
+        ({"scorer": "critic", "apart": 9, "tilt": 1.0}, "a scorer that learns beside the generator"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path, asked, said):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from kdp.bench.jobs import Judging, is_finished, judge_run, said, side_by_side, train_until
+from kdp.bench.jobs import Judging, Training, is_finished, judge_run, said, side_by_side, train_until
 from kdp.bench.locomotion import locomotion_runs, protocols
 from kdp.bench.maze2d import PROTOCOLS, maze_runs
 from kdp.bench.maze2d import TASKS as MAZES
@@ -48,7 +48,7 @@ def bench_curves(
         for protocol in PROTOCOLS[training.config.method][:1]
     ]
     judgings += [
-        Judging("curves", training, protocol, quick, 2 if quick else EPISODES, {"variant": variant})
+        Judging("curves", beside(training), protocol, quick, 2 if quick else EPISODES, {"variant": variant})
         for variant, training in locomotion_runs(
             [task for task in tasks if task not in MAZES], methods, seeds, steps, quick, device, runs
         )
@@ -67,6 +67,13 @@ def bench_curves(
                 console.print(said(row), soft_wrap=True)
         if stopped:
             raise KeyboardInterrupt
+
+
+def beside(training: Training) -> Training:
+    """The same with a scorer that learns beside the generator, so that there is one at every stop."""
+    value = training.config.value
+    scorer = value.scorer if value.scorer == "none" else "return"
+    return replace(training, config=replace(training.config, value=replace(value, scorer=scorer, apart=0)))
 
 
 def curve_of(judging: Judging, steps: int | None, points: int) -> Curve:

@@ -21,16 +21,15 @@ from rich.progress import track
 from kdp.bench.evaluate import Episode, evaluate, plan_ms_p50
 from kdp.bench.results import append, holds, read, row
 from kdp.bench.samples import held_out_measures, on_the_way, wall_share
-from kdp.checkpoint import load_tensors
 from kdp.config import RunConfig
 from kdp.domains import DOMAINS, Domain
 from kdp.drift import DriftConfig
 from kdp.errors import UserError
 from kdp.judge import draw_episodes
 from kdp.provenance import commit
-from kdp.runs import CONFIG, assemble, load, read_config, resume_run, start_run
+from kdp.runs import CONFIG, assemble, load, read_config, resume_run, spent, start_run
 from kdp.stacked import train_stack
-from kdp.train import TRAINING, Budget, Outcome
+from kdp.train import Outcome
 from kdp.windows import Episodes
 
 GRACE = 20.0  # seconds that an interrupted process has to leave its checkpoint
@@ -83,6 +82,8 @@ class Judging:
     labels: dict[str, Any] = field(default_factory=dict)
     """Columns of the study's own, which tell its rows apart."""
     picture: Path | None = None
+    scorer: Path | None = None
+    """The run whose scorer ranks the candidates, and whose blend is followed; None: its own."""
 
 
 def train_all(trainings: list[Training], jobs: int, console: Console, stack: bool = False) -> None:
@@ -164,10 +165,7 @@ def is_finished(training: Training) -> bool:
             f"{folder} holds a run with other settings than this study's ({', '.join(other)}); "
             "remove it, or give another folder with --runs."
         )
-    if not (folder / TRAINING).exists():
-        return False
-    _, spent = load_tensors(folder / TRAINING)
-    return Budget(there.steps, there.minutes).progress(spent["step"], spent["elapsed"]) >= 1
+    return spent(folder, there)[2]
 
 
 def judge_run(judging: Judging) -> dict[str, Any]:
@@ -175,6 +173,9 @@ def judge_run(judging: Judging) -> dict[str, Any]:
     its samples fit them."""
     training, protocol = judging.training, judging.protocol
     about, planner = read_config(training.folder), load(training.folder, training.device)
+    if judging.scorer is not None:
+        lender = load(judging.scorer, training.device)
+        planner = replace(planner, scorer=lender.scorer, blend=lender.blend)
     domain, held_out = _domain(training)
     seed = about["config"]["seed"]
     result, played = evaluate(planner, domain, episodes=judging.episodes, seed=seed, timed=False, **asdict(protocol))
@@ -194,15 +195,15 @@ def judge_run(judging: Judging) -> dict[str, Any]:
 def told(about: dict[str, Any], training: Training) -> dict[str, Any]:
     """What a row says of its run: what was trained, on what, how, and what it took."""
     config, domain = about["config"], DOMAINS[about["domain"]]
-    _, spent = load_tensors(training.folder / TRAINING)
+    steps, minutes, _ = spent(training.folder, RunConfig.from_json(config))
     data = about["data"]["name"]
     return {
         "task": domain.name,
         "dataset": data if data.startswith("regenerated/") else "built in",
         "method": config["method"],
         "field": config["drift"]["field"] if config["method"] == "kdp" else None,
-        "train_minutes": spent["elapsed"] / 60,
-        "train_steps": spent["step"],
+        "train_minutes": minutes,
+        "train_steps": steps,
         "train_commit": about["commit"],
         "stacked": about.get("stacked"),
         "config": config,

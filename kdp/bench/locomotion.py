@@ -30,19 +30,21 @@ from kdp.value import ValueConfig
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
 EPISODES, CANDIDATES, BATCH = 20, 64, 4096
 
-# Ours, with value in the field too, and asked for a return; the published field, of which the best of all is followed
-# as published; Diffuser with our network and our scorer, and with the U-Net as published; regression, and asked for a
-# return too (RvS).
+# Ours; with the paper's scorer; with value in the field too; asked for a return; the published field, of which the best
+# of all is followed as published; Diffuser with our network, ranked by our scorer, and with the U-Net as published;
+# regression, and asked for a return too (RvS).
 VARIANTS: dict[str, dict[str, Any]] = {
-    "kdp": {"value": ValueConfig("return")},
-    "kdp-ascent": {"value": ValueConfig("critic", steps=1000, ascent=0.2)},
-    "kdp-wish": {"value": ValueConfig("return", wish=0.8)},
-    "kdp-published": {"value": ValueConfig("return", blend=0.0), "drift": DriftConfig(field="keyed")},
-    "diffuser": {"method": "diffuser", "value": ValueConfig("return"), "network": NetworkConfig("mlp")},
-    "diffuser-published": {"method": "diffuser", "value": ValueConfig("return", blend=0.0)},
+    "kdp": {"value": ValueConfig("critic")},
+    "kdp-return": {"value": ValueConfig("return", apart=0)},
+    "kdp-ascent": {"value": ValueConfig("critic", apart=0, steps=1000, ascent=0.2)},
+    "kdp-wish": {"value": ValueConfig("return", apart=0, wish=0.8)},
+    "kdp-published": {"value": ValueConfig("return", apart=0, blend=0.0), "drift": DriftConfig(field="keyed")},
+    "diffuser": {"method": "diffuser", "value": ValueConfig("none"), "network": NetworkConfig("mlp")},
+    "diffuser-published": {"method": "diffuser", "value": ValueConfig("return", apart=0, blend=0.0)},
     "bc": {"method": "bc", "value": ValueConfig("none")},
     "bc-wish": {"method": "bc", "value": ValueConfig("none", wish=0.8)},
 }
+LENDERS = {"diffuser": "kdp"}  # whose scorer ranks the candidates of one that has none: the run of the same seed's
 RANKED, BEST, UNRANKED = (
     Protocol("action", CANDIDATES),
     Protocol("action", CANDIDATES, blend=0.0),
@@ -106,6 +108,22 @@ def protocols(method: str, quick: bool) -> list[Protocol]:
     return [protocol.quick() for protocol in asked] if quick else asked
 
 
+def judgings_of(studied: list[tuple[str, Training]], quick: bool) -> list[Judging]:
+    """What there is to measure. Ranked by a lender's scorer, where the lender is in the study."""
+    folders = {(variant, run.config.dataset, run.config.seed): run.folder for variant, run in studied}
+    judgings = []
+    for variant, training in studied:
+        labels, lender = {"variant": variant}, None
+        if variant in LENDERS:
+            lender = folders.get((LENDERS[variant], training.config.dataset, training.config.seed))
+            labels |= {"ranked_by": LENDERS[variant]} if lender else {}
+        for asked in protocols(training.config.method, quick):
+            if asked.candidates == 1 or variant not in LENDERS or lender is not None:
+                episodes = 2 if quick else EPISODES
+                judgings.append(Judging("locomotion", training, asked, quick, episodes, labels, scorer=lender))
+    return judgings
+
+
 def bench_locomotion(
     tasks: list[str],
     variants: list[str],
@@ -125,11 +143,7 @@ def bench_locomotion(
     fuse = stack and not quick and device == "cuda"  # what a stack of small networks waits for is the launching
     studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs, fuse)
     trainings = [training for _, training in studied]
-    judgings = [
-        Judging("locomotion", training, asked, quick, 2 if quick else EPISODES, {"variant": variant})
-        for variant, training in studied
-        for asked in protocols(training.config.method, quick)
-    ]
+    judgings = judgings_of(studied, quick)
     opponents = [
         Opponent(name, task, seed, quick, 5 if quick else peer_steps, 2 if quick else EPISODES, device, runs)
         for name in variants

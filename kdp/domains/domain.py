@@ -51,6 +51,8 @@ class Domain:
     key_temperature: float | None = None
     """Default of drift.key_temperature, less where what is done hangs on small differences of state. None: the field's
     own."""
+    positives: int | None = None
+    """Default of drift.positives: 1 where states are so sparse that no other key is near. None: the field's own."""
     tilt: float = 0.0
     """Default of drift.tilt, in steps."""
     lambda_a: float = 1.0
@@ -67,6 +69,8 @@ class Domain:
     scorer: Arrival | None = None
     value: Literal["none", "return", "critic"] = "none"
     """Default of value.scorer: a scorer that is learned from rewards."""
+    apart: float = 0.0
+    """Default of value.apart, for each step of the generator's training."""
     blend: float = 0.0
     """Default of value.blend: more than 0 where there is one way to act in each state, and noise about it."""
     smooth: float = 0.0

@@ -143,10 +143,12 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         episodes=task.episodes,
         horizon=4,
         key_temperature=0.05,
+        positives=1,  # of a hundred thousand windows the nearest is ten bandwidths away (docs/paper-to-code.md)
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,
         reference=body.reference,
-        value="return",
+        value="critic",
+        apart=5.0,
         blend=2.0,
         smooth=0.3,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kdp.drift import EPS, DriftConfig, ascend, drift_loss, joint_field, keyed_field, rms, window_field
+from kdp.drift import EPS, POSITIVES, DriftConfig, ascend, drift_loss, joint_field, keyed_field, rms, window_field
 from kdp.keys import Clamp, Clamped, Condition
 from kdp.networks import NetworkConfig, build_generator
 from kdp.sampler import Batch
@@ -38,7 +38,7 @@ class KDP(nn.Module):
 
     @property
     def positives(self) -> int:
-        return self.drift.positives if self.grouped else 0
+        return (self.drift.positives or POSITIVES) if self.grouped else 0
 
     def sample(self, condition: Condition, n: int, generator: torch.Generator) -> Tensor:
         """B conditions -> clamped windows (B,n,L,D), standardised."""
