@@ -38,7 +38,7 @@ Told = tuple[torch.Tensor, ...]  # what one plan begins from
 COMPARED = 16  # plans that every export is compared by
 CONDITIONS = 128  # that int8 is calibrated on
 CALIBRATED = 8  # candidates of each, for int8
-EXACT = ("/score", "from_condition", "from_noise", "embed")  # parts of a graph that int8 leaves alone: they cost little
+EXACT = ("/score", "from_condition", "from_noise", "known", "embed")  # parts that int8 leaves alone: they cost little
 
 
 def export(
@@ -57,7 +57,7 @@ def export(
     assert isinstance(whole, WholePlan)
     with tempfile.TemporaryDirectory() as scratch, replacing_folder(out) as folder:
         graph = Path(scratch) / GRAPHS["onnx"]
-        write_onnx(whole, graph)
+        write_onnx(whole, graph, int8)
         if int8:
             graph = quantized(graph, conditions(config, whole, CALIBRATED, 0))
         if format == "onnx":
@@ -142,6 +142,7 @@ def quantized(graph: Path, rows: list[Told]) -> Path:
         Reader(),
         quant_format=QuantFormat.QDQ,
         per_channel=True,
+        reduce_range=True,  # seven bits a weight: without VNNI, sums of products of eight would overflow
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         nodes_to_quantize=[name for name in nodes if not any(part in name for part in EXACT)],

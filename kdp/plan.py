@@ -109,11 +109,11 @@ class Planner:
     computed: Backend | None = None  # how; None: by the sampler as it is
     blend: float = 0.0  # what is followed: 0 the best candidate, else a mean of all (Plans.best)
 
-    @property
+    @cached_property
     def state_dim(self) -> int:
         return len(self.normalizer.state_mean)
 
-    @property
+    @cached_property
     def action_dim(self) -> int:
         return len(self.normalizer.action_mean)
 

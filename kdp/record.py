@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,6 +75,6 @@ def _row(name: str, value: Any, size: int) -> np.ndarray:
     row = np.array(value, np.float32)  # of its own: what is given may not be ours to share
     if row.shape != (size,):
         raise UserError(f"{name} must be {size} numbers; got shape {row.shape}.")
-    if not np.isfinite(row).all():
+    if not all(map(math.isfinite, row.tolist())):  # a few numbers: sooner than numpy
         raise UserError(f"{name} must be finite; got {row.tolist()}.")
     return row[None]

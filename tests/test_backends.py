@@ -15,7 +15,7 @@ from helpers import brief_inverse, walks
 import kdp
 from kdp import backends
 from kdp.backends import compiled, runtimes
-from kdp.backends.onnx import write_onnx
+from kdp.backends.onnx import Lean, write_onnx
 from kdp.backends.runtimes import OnnxRuntime
 from kdp.backends.whole import WholePlan
 from kdp.config import RunConfig
@@ -51,6 +51,7 @@ RUNS = {
     "kdp-free": (PLAIN, None),
     "kdp-critic": (replace(PLAIN, value=ValueConfig("critic", width=16, heads=3)), None),
     "kdp-blend": (replace(PLAIN, value=ValueConfig("critic", width=16, blend=1.5)), None),
+    "kdp-wish": (replace(PLAIN, value=ValueConfig("return", width=16, caution=0.0, wish=0.8)), None),
     "kdp-return": (replace(PLAIN, value=ValueConfig("return", width=16, heads=2)), None),
     "ddpm-free": (
         replace(PLAIN, method="diffuser", diffusion=DiffusionConfig(steps=3), network=replace(NETWORK, kind="mlp")),
@@ -156,8 +157,35 @@ def test_what_candidates_share_is_computed_once(folder, tmp_path):
         info.name: [d.dim_value or d.dim_param for d in info.type.tensor_type.shape.dim] for info in graph.value_info
     }
     inside = [shape for key, shape in shapes.items() if key.startswith("/generator/from_condition/") and shape]
-    assert inside and all(shape[:2] == [1, 1] for shape in inside if len(shape) == 3)
+    assert all(shape[0] == 1 for shape in inside if len(shape) == 2) and [1, 16] in inside
     assert [d.dim_value or d.dim_param for d in graph.input[1].type.tensor_type.shape.dim] == [1, "K", 16]
+
+
+@every_run
+def test_a_graph_has_the_units_in_its_layers_and_leaves_the_plan_as_it_was(folder, name):
+    """Also where means are many times the spread, in which a unit that is multiplied out may lose its last digits."""
+    planner = kdp.load(folder(name), backend="eager")
+    own = planner.normalizer
+    units = replace(own, state_mean=own.state_mean + 30 * own.state_std, action_mean=own.action_mean - 5)
+    whole = WholePlan(planner.whole.method, units, planner.goal_dims, planner.scorer)
+    told = whole.example(6)
+    windows, scores, chosen = before = whole(*told)
+    made, ranks, choice, votes = Lean(whole)(*told)
+    torch.testing.assert_close(made / whole.token_std, windows / whole.token_std, atol=CLOSE, rtol=1e-6)
+    torch.testing.assert_close(ranks, scores, atol=10 * CLOSE, rtol=1e-5)
+    assert torch.equal(choice, chosen) and votes.shape[1:] == scores.shape
+    np.testing.assert_allclose(runtimes.ranked(votes.numpy(), whole.caution), ranks, atol=1e-5)
+    assert all(torch.equal(one, other) for one, other in zip(before, whole(*told), strict=True))
+
+
+def test_nothing_but_products_is_done_to_the_windows_of_a_graph(folder, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    write_onnx(kdp.load(folder("kdp-critic"), backend="eager").whole, tmp_path / "plan.onnx")
+    nodes = onnx.load(tmp_path / "plan.onnx").graph.node
+    last = next(node for node in nodes if node.name == "/generator/last/Gemm")
+    assert {node.op_type for node in nodes if last.output[0] in node.input} == {"Reshape", "Slice"}
+    assert last.input[2] in next(node for node in nodes if node.name == "/generator/known/Gemm").output
+    assert not {node.op_type for node in nodes} & {"Where", "Shape", "Expand"}  # the clamp, and sizes to be found out
 
 
 # Backends
@@ -394,7 +422,10 @@ def test_eight_bits_are_near_and_say_how_near(folder, tmp_path, monkeypatch):
     about = export(folder("kdp"), "onnx", tmp_path / "robot", int8=True, candidates=4)
     assert about["int8"] and 1e-4 < about["error"]["largest"] < 0.5 and about["error"]["rms"] < 0.1
     assert (tmp_path / "robot/plan.onnx").stat().st_size > 0
-    assert load_exported(tmp_path / "robot").plan(np.zeros(4), np.zeros(2)).candidates.shape[0] == 4
+    state = np.array([0.3, -0.2, 0.1, 0.7])
+    candidates = load_exported(tmp_path / "robot").plan(state, np.zeros(2)).candidates
+    assert candidates.shape[0] == 4
+    np.testing.assert_allclose(candidates[:, 0, :4], np.tile(state, (4, 1)), atol=1e-5)  # the clamp is not rounded
 
 
 def test_the_command_exports(folder, kdp_command, tmp_path):

@@ -18,7 +18,7 @@ from kdp.methods.diffuser import Guide, gradient
 from kdp.methods.kdp import KDP
 from kdp.networks import NetworkConfig
 from kdp.plan import Backend, Controller, Planner, Plans, Tracker, moved_on, state_at
-from kdp.record import followed
+from kdp.record import FAINT, followed
 from kdp.score import Arrival
 
 STATE, ACTION, STRIDE, TOKENS, GOAL_DIMS = 4, 2, 3, 5, (0, 1)
@@ -174,7 +174,7 @@ def test_a_blend_is_the_mean_of_all_in_which_the_better_count_more():
     best = Plans(windows, scores, scores.argmax(1), 1.5).best
     for row in range(3):
         worth = scores[row].numpy()
-        weight = np.exp(1.5 * (worth - worth.mean()) / worth.std())
+        weight = np.exp(1.5 * (worth - worth.mean()) / (worth.std() + FAINT))
         expected = sum(w * window for w, window in zip(weight / weight.sum(), windows[row].numpy(), strict=True))
         np.testing.assert_allclose(best[row], expected, atol=1e-5)
         np.testing.assert_allclose(followed(windows[row].numpy(), worth, int(worth.argmax()), 1.5), expected, atol=1e-5)

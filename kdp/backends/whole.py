@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from kdp.keys import Condition
-from kdp.networks import Critic, StackedLinear, StackedNorm
 from kdp.normalize import Normalizer
 from kdp.score import Arrival, Scorer
 from kdp.value import Worth, ranked
@@ -54,20 +52,19 @@ class WholePlan(nn.Module):
         self.caution = scorer.value.config.caution if isinstance(scorer, Worth) else 0.0
 
     def forward(self, observation: Tensor, noise: Tensor, goal: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        return self.voted(observation, noise, goal)[:3]
+        x = self.method.decode(noise, self.condition(observation, goal))  # Alg. 2, l. 1-2
+        windows = self.in_units(x)
+        scores = ranked(self.score(windows, x, goal), self.caution)  # l. 3-6
+        return windows, scores, scores.argmax(1)
 
-    def voted(
-        self, observation: Tensor, noise: Tensor, goal: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same and votes (heads,N,K), from which some of the candidates can be ranked together with others."""
-        condition = Condition((observation - self.state_mean) / self.state_std)
-        if goal is not None:
-            condition = Condition(condition.state, (goal - self.goal_mean) / self.goal_std)
-        x = self.method.decode(noise, condition)  # Alg. 2, l. 1-2
-        windows = x * self.token_std + self.token_mean
-        votes = self.score(windows, x, goal)  # l. 3-6
-        scores = ranked(votes, self.caution)
-        return windows, scores, scores.argmax(1), votes
+    def condition(self, observation: Tensor, goal: Tensor | None) -> Condition:
+        """What is told, standardised."""
+        state = (observation - self.state_mean) / self.state_std
+        return Condition(state, None if goal is None else (goal - self.goal_mean) / self.goal_std)
+
+    def in_units(self, x: Tensor) -> Tensor:
+        """Standardised windows (...,L,D) -> in the dataset's units."""
+        return x * self.token_std + self.token_mean
 
     def example(self, candidates: int, seed: int = 0, count: int = 1) -> tuple[Tensor, ...]:
         """Inputs for `count` plans, about as far from the mean as the data are: to trace with, and to compare by."""
@@ -124,18 +121,4 @@ class WorthScore(nn.Module):
 
     def forward(self, windows: Tensor, x: Tensor, goal: Tensor | None) -> Tensor:
         told = x[:, :, 0, : self.told].reshape(-1, self.told) if self.critic else x.reshape(-1, x[0, 0].numel())
-        if torch.onnx.is_in_onnx_export():
-            return torch.stack([_head(self.network, told, at).reshape(len(x), -1) for at in range(self.heads)])
         return self.network.stack(told.expand(self.heads, -1, -1)).reshape(self.heads, len(x), -1)
-
-
-def _head(network: Critic, h: Tensor, at: int) -> Tensor:
-    """One head of a critic, h (N,inputs) -> (N,1), by the plain operations that runtimes have fused ones for."""
-    for module in network.stack:
-        if isinstance(module, StackedLinear):
-            h = functional.linear(h, module.weight[at].t(), module.bias[at, 0])
-        elif isinstance(module, StackedNorm):
-            h = functional.layer_norm(h, (module.width,), module.scale[at, 0], module.shift[at, 0])
-        else:
-            h = module(h)
-    return h
