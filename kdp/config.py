@@ -65,12 +65,10 @@ class RunConfig:
         scorer = self.value.scorer or domain.value
         steps = self.steps or (None if self.minutes else domain.steps)
         apart = round(domain.apart * (steps or domain.steps)) if self.value.apart is None else self.value.apart
-        asks = scorer == "critic" and apart and self.method == "kdp"
         value = replace(
             self.value,
             scorer=scorer,
             apart=apart if scorer != "none" else 0,
-            targets=self.value.targets or ("generator" if asks else "data"),
             blend=domain.blend if self.value.blend is None else self.value.blend,
             wish=domain.wish if self.value.wish is None else self.value.wish,
             smooth=domain.smooth if self.value.smooth is None else self.value.smooth,

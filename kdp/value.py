@@ -35,10 +35,9 @@ class ValueConfig:
     side. Default: the domain's own."""
     batch: int = 256
     """Windows in each of these steps."""
-    targets: Literal["data", "generator"] | None = None
+    targets: Literal["data", "generator"] = "data"
     """What the critic asks about at the next state. data: the data's actions there (IQL). generator: the mean of its
-    plans' first actions, which is the behaviour without its noise (kdp). Default: generator for kdp's critic that
-    learns apart, else data."""
+    plans' first actions, which is the behaviour without its noise (kdp)."""
     asked: int = 4
     """Plans in that mean."""
     discount: float = 0.99

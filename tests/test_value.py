@@ -235,10 +235,10 @@ def test_tilt_moves_plans_also_where_no_neighbour_is_near_enough_to_count(folder
     assert plain > 0.2 and valued < 0.6 * plain
 
 
-def test_the_targets_of_a_critic_apart_are_those_of_the_mean_plan(folder):
+def test_targets_from_the_generator_are_those_of_the_mean_plan(folder):
     """Rewards are -(a - s/2)^2 and actions noise about 0: the mean plan acts 0, gets -s^2/4 at once and, with discount
     1/2, about -E[s^2]/4 = -1/12 in all after that; whoever drew actions as the data do would get 0.25 a step less."""
-    planner = trained(folder, 0.5, scorer="critic", apart=1200)
+    planner = trained(folder, 0.5, scorer="critic", targets="generator", apart=1200)
     value = planner.scorer.value
     state = torch.linspace(-0.9, 0.9, 19)
     seen = torch.stack([state, torch.zeros(19)], -1).view(1, 19, 1, 2).expand(1, 19, 2, 2)

@@ -42,7 +42,7 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other sco
     "no blend": {"value": replace(VALUED, blend=0.0)},
     "no caution": {"value": replace(VALUED, caution=0.0)},
     "one head": {"value": replace(VALUED, heads=1)},
-    "targets from the data": {"value": replace(VALUED, targets="data")},
+    "targets from the generator": {"value": replace(VALUED, targets="generator")},
     "return model": {"value": RETURN},
     "return model, not smooth": {"value": replace(RETURN, smooth=0.0)},
     "wish": {"value": VALUE_VARIANTS["kdp-wish"]["value"]},

@@ -149,7 +149,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         reference=body.reference,
         value="critic",
         apart=5.0,
-        blend=2.0,
+        blend=4.0,
         smooth=0.3,
     )
 
