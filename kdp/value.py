@@ -43,8 +43,8 @@ class ValueConfig:
     discount: float = 0.99
     steps: int = 1
     """Rewards in a target of the critic before its own estimate."""
-    expectile: float = 0.7
-    """Of V among the data's actions: 0.5 is their mean, 1 their best."""
+    expectile: float = 0.5
+    """Of V among the data's actions: 0.5 is their mean, 1 their best; IQL has 0.7."""
     heads: int = 2
     """Critics in the ensemble. What they disagree about counts less."""
     caution: float = 1.0

@@ -25,16 +25,16 @@ from kdp.train import METRICS, MODEL, TRAINING, LoopConfig, Update
 from kdp.value import ValueConfig
 
 SMALL = RunConfig("toy", steps=4, batch=16, network=NetworkConfig(width=8, blocks=1, channels=4, noise=2))
-CRITIC = ValueConfig("critic", targets="generator", ascent=0.3, tilt=1.0, width=8, layers=2)
+CRITIC = ValueConfig("critic", apart=0, targets="generator", ascent=0.3, tilt=1.0, width=8, layers=2)
 WALKS = replace(DOMAINS["hopper-medium"], episodes=lambda: walks([60, 50]), horizon=4)
 KINDS = {
     "joint field, critic in it": {"value": CRITIC},
     "published field, its scorer": {
         "drift": DriftConfig(field="keyed"),
-        "value": ValueConfig("return", width=8, smooth=0.0),
+        "value": ValueConfig("return", apart=0, width=8, smooth=0.0),
     },
     "regression": {"method": "bc", "value": ValueConfig("none")},
-    "a wish": {"value": ValueConfig("return", width=8, wish=0.8, smooth=0.0)},
+    "a wish": {"value": ValueConfig("return", apart=0, width=8, wish=0.8, smooth=0.0)},
     "regression with a wish": {"method": "bc", "value": ValueConfig("none", wish=0.8)},
 }
 
@@ -86,7 +86,7 @@ def test_a_stack_ends_as_ordinary_runs(tmp_path):
 
 
 def test_a_stack_with_a_smooth_scorer_ends_as_ordinary_runs(tmp_path):
-    value = ValueConfig("return", width=8, smooth=0.5, wish=0.5)
+    value = ValueConfig("return", apart=0, width=8, smooth=0.5, wish=0.5)
     with brief_inverse():
         configs = seeds(replace(SMALL, dataset="hopper-medium", value=value), 2)
         assert train_stack(configs, [tmp_path / "a", tmp_path / "b"], domain=WALKS).finished

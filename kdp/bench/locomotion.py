@@ -28,7 +28,8 @@ from kdp.train import LoopConfig
 from kdp.value import ValueConfig
 
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
-EPISODES, CANDIDATES, BATCH = 20, 64, 4096
+EPISODES, CANDIDATES = 20, 64
+BATCH = 4096  # windows in a step on a GPU, for every method; on a CPU each has its usual number
 
 # Ours; with the paper's scorer; with value in the field too; asked for a return; the published field, of which the best
 # of all is followed as published; Diffuser with our network, ranked by our scorer, and with the U-Net as published;
@@ -92,7 +93,8 @@ def locomotion_runs(
     """Variants and their runs, in the order given; peers are not among them."""
     studied = []
     for task, variant, seed in product(tasks, [name for name in variants if name in VARIANTS], range(seeds)):
-        config = replace(RunConfig(task, seed=seed, steps=steps, batch=BATCH), **VARIANTS[variant])
+        batch = BATCH if device == "cuda" else None
+        config = replace(RunConfig(task, seed=seed, steps=steps, batch=batch), **VARIANTS[variant])
         unet = config.method == "diffuser" and config.network.kind is None
         config = replace(config, loop=LoopConfig(fuse=fuse and not unet))
         if quick:
