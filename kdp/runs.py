@@ -346,6 +346,7 @@ def train_parts(
     parts.scorer.method.requires_grad_(False)
     (folder / SCORER).mkdir(exist_ok=True)
     told |= {"resume": True, "stop_after": None if stop_after is None else max(0, stop_after - first.step)}
+    told |= {"about": "training the scorer"}
     loop = replace(config.loop, lr=config.value.rate)
     then = train(parts.scorer, parts.outcomes.ahead(), folder / SCORER, more, loop, config.seed, extra={}, **told)
     return replace(then, step=first.step + then.step, elapsed=first.elapsed + then.elapsed)

@@ -99,10 +99,11 @@ def train(
     resume: bool = False,
     stop_after: int | None = None,
     console: Console | None = None,
+    about: str = "training",
 ) -> Outcome:
     """Trains `method`; leaves model.safetensors (averaged weights and `extra`), training.safetensors (to resume from)
     and metrics.jsonl in `folder`. A run that never came to a checkpoint resumes at its beginning. `stop_after` ends
-    the run after that many steps in all, as an interrupt would."""
+    the run after that many steps in all, as an interrupt would. `about` stands before the bar."""
     average = copy.deepcopy(method).eval().requires_grad_(False)
     update = Update(method, config)
     optimizer = update.optimizer
@@ -123,7 +124,7 @@ def train(
         return budget.progress(step, elapsed()) >= 1
 
     method.train()
-    with _stop_flag() as stop, _progress_bar(console, budget) as show:
+    with _stop_flag() as stop, _progress_bar(console, budget, about) as show:
         while not spent() and not stop.is_set() and not (stop_after is not None and step >= stop_after):
             rate = config.lr * min(1.0, (step + 1) / config.warmup)
             rate *= 0.5 * (1 + math.cos(math.pi * min(1.0, budget.progress(step, elapsed()))))
@@ -313,13 +314,13 @@ def _stop_flag() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def _progress_bar(console: Console | None, budget: Budget) -> Iterator[Callable[[int, float], None]]:
+def _progress_bar(console: Console | None, budget: Budget, about: str) -> Iterator[Callable[[int, float], None]]:
     """A bar with the rate and the time left; silent without a console."""
     if console is None:
         yield lambda step, elapsed: None
         return
     columns = (
-        TextColumn("training"),
+        TextColumn(about),
         BarColumn(bar_width=None),
         TextColumn("{task.percentage:>3.0f}%  {task.fields[note]}"),
         TimeElapsedColumn(),
@@ -327,7 +328,7 @@ def _progress_bar(console: Console | None, budget: Budget) -> Iterator[Callable[
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=False) as bar:
-        task = bar.add_task("training", total=1.0, note="")
+        task = bar.add_task(about, total=1.0, note="")
         began: list[tuple[int, float]] = []
 
         def show(step: int, elapsed: float) -> None:

@@ -20,9 +20,25 @@ def locomotion_page(rows: Rows) -> str:
 
 
 def locomotion_summary(rows: Rows) -> str:
-    """The table, what it says, and where its rows come from. The mean is over the six sets of the study, where all were
-    measured; other sets stand behind it."""
-    groups = latest(rows, ("task", "variant", "candidates", "blend"))
+    """The tables of each device, whose budgets are not the same, what they say, and where their rows come from."""
+    groups = latest(rows, ("device", "task", "variant", "candidates", "blend"))
+    tables: list[str] = []
+    for device in dict.fromkeys(group[0]["device"] for group in groups):
+        tables += [f"{device}:", "", *_tables([group for group in groups if group[0]["device"] == device]), ""]
+    episodes = few({row["episodes"] for group in groups for row in group})
+    note = (
+        f"Regenerated data (collected from policies), not D4RL's files; returns on D4RL's scale. HC, Ho, Wa: "
+        f"half-cheetah, hopper, walker; m: medium, me: medium-expert. Mean ± standard error over seeds, {episodes} "
+        f"episodes each; mean: of the six sets. K: candidates, of which the scorer's best is followed, or a blend of "
+        f"all in which the better count more. steps and min: of training, beside others on the same device; "
+        f"calls: network calls one after the other in a plan; ms: median time of a decision."
+    )
+    return "\n".join([*tables, *prose(note), "", *origin(groups)])
+
+
+def _tables(groups: list[Rows]) -> list[str]:
+    """Scores and costs. The mean is over the six sets of the study, where all were measured; other sets stand behind
+    it."""
     by = {(*way(g[0]), g[0]["task"]): g for g in groups}
     measured = dict.fromkeys(g[0]["task"] for g in groups)
     first, others = [task for task in TASKS if task in measured], [task for task in measured if task not in TASKS]
@@ -37,16 +53,7 @@ def locomotion_summary(rows: Rows) -> str:
         spent = mean(every, "train_minutes", "{:.1f}")
         costs.append([variant, k, *trained, spent, str(every[0]["nfe"]), ms(there[0])])
     head = ["", "K", *map(short, first), "mean", *map(short, others)]
-    tables = [*markdown(head, scores), "", *markdown(["", "K", "seeds", "steps", "min", "calls", "ms"], costs)]
-    episodes = few({row["episodes"] for group in groups for row in group})
-    note = (
-        f"Regenerated data (collected from policies), not D4RL's files; returns on D4RL's scale. HC, Ho, Wa: "
-        f"half-cheetah, hopper, walker; m: medium, me: medium-expert. Mean ± standard error over seeds, {episodes} "
-        f"episodes each; mean: of the six sets. K: candidates, of which the scorer's best is followed, or a blend of "
-        f"all in which the better count more. steps and min: of training, beside others on the same device; "
-        f"calls: network calls one after the other in a plan; ms: median time of a decision."
-    )
-    return "\n".join([*tables, "", *prose(note), "", *origin(groups)])
+    return [*markdown(head, scores), "", *markdown(["", "K", "seeds", "steps", "min", "calls", "ms"], costs)]
 
 
 def way(row: Row) -> tuple[str, str]:
