@@ -12,7 +12,19 @@ import torch
 from oracle import joint_oracle, keyed_oracle, window_oracle
 from torch import Tensor
 
-from kdp.drift import EPS, DriftConfig, Field, distances, drift_loss, exact, joint_field, keyed_field, rms, window_field
+from kdp.drift import (
+    EPS,
+    POSITIVES,
+    DriftConfig,
+    Field,
+    distances,
+    drift_loss,
+    exact,
+    joint_field,
+    keyed_field,
+    rms,
+    window_field,
+)
 from kdp.keys import Clamp, Condition
 from kdp.methods.kdp import KDP
 from kdp.networks import NetworkConfig, Sizes
@@ -122,7 +134,7 @@ def test_no_temperatures_means_the_fields_own(field):
 
 def test_the_defaults_are_the_settled_ones():
     config = DriftConfig()
-    assert (config.field, config.samples, config.positives, config.bandwidth()) == ("joint", 4, 16, 0.2)
+    assert (config.field, config.samples, config.bandwidth(), POSITIVES) == ("joint", 4, 0.2, 16)
     assert config.tilt is None and config.lambda_a is None and config.key_temperature is None  # the domain's own
     assert (
         config.keying and config.repulsion and config.normalize and not config.self_negatives and config.lambda_s == 1.0
