@@ -307,6 +307,16 @@ def test_settings_that_make_no_sense_are_refused(tmp_path, asked, said):
     assert said in str(error.value) and not (tmp_path / "run").exists()
 
 
+def test_minutes_are_shared_with_a_scorer_apart_and_its_steps_follow_the_generators():
+    domain = Domain("bandit", "", episodes=lambda: bandit(0.5, 400), value="critic", apart=5.0)
+    assert [budget.steps for budget in RunConfig("bandit", steps=30).for_domain(domain).budgets()] == [30, 150]
+    timed = RunConfig("bandit", minutes=3.0)
+    assert [budget.minutes for budget in timed.for_domain(domain).budgets()] == [1.5, 1.5]
+    alone = replace(timed, value=ValueConfig("critic", apart=0)).for_domain(domain)
+    assert alone.budgets()[0].minutes == 3.0 and not alone.value.apart
+    assert RunConfig("bandit", value=ValueConfig("none")).for_domain(domain).value.apart == 0
+
+
 def test_goal_problems_and_other_methods_targets_are_refused(tmp_path):
     with pytest.raises(UserError, match="none where plans have goals"):
         start_run(RunConfig("maze2d-umaze", steps=5, value=ValueConfig("critic")), tmp_path / "run")
