@@ -64,7 +64,8 @@ class RunConfig:
         )
         scorer = self.value.scorer or domain.value
         steps = self.steps or (None if self.minutes else domain.steps)
-        apart = round(domain.apart * (steps or domain.steps)) if self.value.apart is None else self.value.apart
+        usual = round(domain.apart * (steps or domain.steps)) if scorer == "critic" else 0
+        apart = usual if self.value.apart is None else self.value.apart
         value = replace(
             self.value,
             scorer=scorer,

@@ -32,7 +32,7 @@ class ValueConfig:
     domain's own."""
     apart: int | None = None
     """Steps of the scorer's own training, after the generator's, which then changes no more. 0: they learn side by
-    side. Default: the domain's own."""
+    side. Default: the domain's own for a critic, else 0."""
     batch: int = 256
     """Windows in each of these steps."""
     targets: Literal["data", "generator"] = "data"

@@ -36,16 +36,16 @@ OURS: dict[str, dict[str, Any]] = {  # what we add to the paper in mazes, left o
     "the data's actions": {"relabel": False},
     "no bands": {"network": NetworkConfig(bands=0)},
 }
-VALUED, RETURN = VALUE_VARIANTS["kdp"]["value"], VALUE_VARIANTS["kdp-return"]["value"]
+VALUED, APART = VALUE_VARIANTS["kdp"]["value"], VALUE_VARIANTS["kdp-critic"]["value"]
 CRITIC = replace(VALUE_VARIANTS["kdp-ascent"]["value"], ascent=0.0)
 VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other scorers, and value in the field
     "no blend": {"value": replace(VALUED, blend=0.0)},
     "no caution": {"value": replace(VALUED, caution=0.0)},
     "one head": {"value": replace(VALUED, heads=1)},
-    "targets from the generator": {"value": replace(VALUED, targets="generator")},
-    "return model": {"value": RETURN},
-    "return model, not smooth": {"value": replace(RETURN, smooth=0.0)},
+    "not smooth": {"value": replace(VALUED, smooth=0.0)},
     "wish": {"value": VALUE_VARIANTS["kdp-wish"]["value"]},
+    "critic apart": {"value": APART},
+    "targets from the generator": {"value": replace(APART, targets="generator")},
     "critic beside": {"value": CRITIC},
     "tilt": {"value": replace(CRITIC, tilt=1.0)},
     "ascent": {"value": replace(CRITIC, ascent=VALUE_VARIANTS["kdp-ascent"]["value"].ascent)},

@@ -70,7 +70,7 @@ class Domain:
     value: Literal["none", "return", "critic"] = "none"
     """Default of value.scorer: a scorer that is learned from rewards."""
     apart: float = 0.0
-    """Default of value.apart, for each step of the generator's training."""
+    """Default of value.apart for a critic, for each step of the generator's training."""
     blend: float = 0.0
     """Default of value.blend: more than 0 where there is one way to act in each state, and noise about it."""
     smooth: float = 0.0

@@ -147,9 +147,9 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,
         reference=body.reference,
-        value="critic",
+        value="return",
         apart=5.0,
-        blend=4.0,
+        blend=2.0,
         smooth=0.3,
     )
 
