@@ -71,9 +71,7 @@ def bench_curves(
 
 def beside(training: Training) -> Training:
     """The same with a scorer that learns beside the generator, so that there is one at every stop."""
-    value = training.config.value
-    scorer = value.scorer if value.scorer == "none" else "return"
-    return replace(training, config=replace(training.config, value=replace(value, scorer=scorer, apart=0)))
+    return replace(training, config=replace(training.config, value=replace(training.config.value, apart=0)))
 
 
 def curve_of(judging: Judging, steps: int | None, points: int) -> Curve:
