@@ -13,7 +13,7 @@ import numpy as np
 from kdp.errors import UserError
 
 INPUTS, OUTPUTS, VOTES = ("observation", "noise", "goal"), ("candidates", "scores", "chosen"), "votes"
-FEWEST = 64  # candidates that are worth a thread of their own: handing work over costs 0.1 ms, on shared cores far more
+FEWEST = 32  # candidates that are worth a thread of their own: handing work over costs 0.1 ms, on shared cores far more
 
 
 class Runtime(Protocol):
