@@ -8,8 +8,10 @@ RUN := env -u PYTHONPATH $(BIN)/python -m
 demo: .venv/demo.stamp
 	$(BIN)/kdp demo
 
+# Two processes, each with one thread; a file's tests stay together, for they share what its fixtures train. The slow tests
+# go by the clock, and have the machine to themselves.
 test: .venv/dev.stamp lint
-	$(RUN) pytest
+	$(RUN) pytest --numprocesses 2 --dist loadfile
 
 test-slow: .venv/dev.stamp
 	$(RUN) pytest -m slow

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # the other cores have workers of their own; also for the processes we start
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
