@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,9 @@ import torch
 
 from kdp.normalize import Normalizer
 from kdp.windows import Episodes
+
+COMMAND = (sys.executable, "-c", "import kdp.cli, kdp.runs; kdp.runs.INVERSE_STEPS = 5; kdp.cli.main()")
+"""`kdp`, as a process of its own in which the inverse model is fitted in a moment, as in `brief_inverse`."""
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from helpers import walks
+from helpers import COMMAND, walks
 from safetensors.torch import save_file
 
 from kdp.config import RunConfig
@@ -467,7 +467,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def kdp(*words: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "kdp", "train", *words]
+        command = [*COMMAND, "train", *words]
         return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
 
     settings = ["--steps", "100000", "--batch", "32", "--network.width", "16", "--loop.log-every", "1"]

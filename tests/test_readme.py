@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import COMMAND
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -31,7 +32,7 @@ def test_the_tour_and_the_example_run_as_printed(tmp_path, monkeypatch):
             command = command.replace(large, small)
         words = shlex.split(command)
         assert words[0] == "kdp"
-        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([*COMMAND, *words[1:]], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     assert (tmp_path / "runs/maze2d-umaze/eval.json").exists()
