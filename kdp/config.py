@@ -72,6 +72,7 @@ class RunConfig:
             apart=apart if scorer != "none" else 0,
             blend=domain.blend if self.value.blend is None else self.value.blend,
             wish=domain.wish if self.value.wish is None else self.value.wish,
+            trace=domain.trace if self.value.trace is None else self.value.trace,
             smooth=domain.smooth if self.value.smooth is None else self.value.smooth,
         )
         return replace(
@@ -139,6 +140,8 @@ class RunConfig:
         for name in ("apart", "tilt", "ascent", "caution", "blend", "smooth"):
             if not ((getattr(self.value, name) or 0.0) >= 0 and math.isfinite(getattr(self.value, name) or 0.0)):
                 raise UserError(f"value.{name} must be 0 (off) or more; got {getattr(self.value, name)}.")
+        if self.value.trace is not None and not 0 <= self.value.trace <= 1:
+            raise UserError(f"value.trace must be 0 to 1 (1: the data's returns as they are); got {self.value.trace}.")
         if not 0 <= (self.value.wish or 0.0) < 1:
             raise UserError(f"value.wish must be 0 (off) or more, and less than 1; got {self.value.wish}.")
         if (self.network.bands or 0) < 0:

@@ -189,19 +189,20 @@ class Planner:
             made, ranks, choice = runtime(rows[0], noise, *rows[1:])
             at = int(choice[0])
             return made[0], followed(made[0], ranks[0], at, self.blend), ranks[0], at
-        told = [torch.from_numpy(row) for row in rows]
         decide = getattr(self.whole, "decide", None)  # a backend that draws the noise, and answers in the CPU's memory
         if decide is not None:
-            windows, answer = decide(candidates, seed, *told)
+            windows, answer = decide(candidates, seed, *rows)
         else:
+            told = [torch.from_numpy(row) for row in rows]
             random = torch.Generator(self.device).manual_seed(seed)
             plans = self.plan_batch(told[0], told[1] if len(told) > 1 else None, candidates, random)
             if not plans.candidates.is_cuda:
                 at, made, ranks = int(plans.chosen[0]), plans.candidates[0], plans.scores[0].numpy()
                 return made, followed(made.numpy(), ranks, at, self.blend), ranks, at
-            windows, answer = plans.candidates, plans.brief.cpu()
-        best, scores, chosen = np.split(answer[0].numpy(), [-1 - candidates, -1])
-        return windows[0], best.reshape(windows.shape[-2:]), scores, int(chosen[0])
+            windows, answer = plans.candidates, plans.brief.cpu().numpy()
+        brief, size = answer[0], answer.shape[1] - candidates - 1
+        best = brief[:size].reshape(windows.shape[-2:])
+        return windows[0], best, brief[size:-1], int(brief[-1])
 
     def blended(self, blend: float) -> Planner:
         """The same, with another blend of the candidates followed; 0: the best of them alone."""

@@ -41,6 +41,10 @@ class ValueConfig:
     asked: int = 4
     """Plans in that mean."""
     discount: float = 0.99
+    trace: float | None = None
+    """What the return model learns: 1: the data's returns (the paper's). Less: λ-returns, in which what comes later is
+    replaced, more and more, by what is usual from the states that were reached (kdp/traces.py). Default: the domain's
+    own."""
     steps: int = 1
     """Rewards in a target of the critic before its own estimate."""
     expectile: float = 0.5

@@ -86,7 +86,11 @@ class Episodes:
 
     def returns_to_go(self, discount: float) -> Tensor:
         """(N,) discounted sum of rewards from each step to the end of its episode."""
-        out = self.rewards.double().numpy().copy()
+        return self.summed(self.rewards, discount)
+
+    def summed(self, numbers: Tensor, discount: float) -> Tensor:
+        """(N,) discounted sums of these numbers (N,) from each step to the end of its episode."""
+        out = numbers.double().numpy().copy()
         rank = np.arange(len(out)) - np.repeat(self.starts[:-1].numpy(), self.lengths.numpy())
         back = np.repeat(self.lengths.numpy(), self.lengths.numpy()) - 1 - rank  # steps left in the episode
         order = np.argsort(back, kind="stable")

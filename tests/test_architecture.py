@@ -33,6 +33,7 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.checkpoint": set(),
     "kdp.train": {"kdp.checkpoint", "kdp.graphs", "kdp.sampler"},
     "kdp.inverse": {"kdp.normalize", "kdp.sampler", "kdp.windows"},
+    "kdp.traces": {"kdp.networks", "kdp.normalize", "kdp.sampler", "kdp.windows"},
     "kdp.record": set(),
     "kdp.plan": {"kdp.inverse", "kdp.keys", "kdp.normalize", "kdp.record", "kdp.score"},
     "kdp.backends": {

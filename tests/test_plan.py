@@ -119,8 +119,8 @@ def test_a_backend_may_draw_the_noise_and_keep_the_candidates():
         @torch.no_grad()
         def decide(self, candidates, seed, observation, goal):
             noise = self.whole.method.draw(1, candidates, torch.Generator().manual_seed(seed))
-            plans = Plans(*self.whole(observation, noise, goal))
-            return plans.candidates, plans.brief
+            plans = Plans(*self.whole(torch.from_numpy(observation), noise, torch.from_numpy(goal)))
+            return plans.candidates, plans.brief.numpy()
 
     plain = planner(scorer=lambda windows, goal: windows[:, :, -1, 2])
     drawn = plain.sample.__self__

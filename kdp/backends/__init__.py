@@ -20,7 +20,7 @@ NEEDS: dict[str, tuple[str, str] | None] = {
 }
 BEST = {
     "cpu": ("onnx", "openvino", "eager"),
-    "cuda": ("cuda",),
+    "cuda": ("fused", "cuda"),
 }  # for plans in one call, the best first: docs/deploy.md
 ON_GPU = ("cuda", "fused")  # CUDA graphs, of one environment's plans
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kdp.backends import cuda
 from kdp.backends.cuda import Captured
 from kdp.backends.whole import NoScore, WholePlan, WorthScore
 from kdp.networks import Critic, ResidualMLP, StackedLinear, StackedNorm
@@ -23,10 +24,8 @@ class Tile(NamedTuple):
     parts: int = 4  # of a product's inner axis, one for each warp; 1: a plain product
 
 
-# To be tuned on a GPU
-FEW = Tile(16, 16, 4, 4)  # of up to MANY rows (candidates of all plans)
-LARGE = Tile(32, 32, 8, 8)  # of more
-MANY = 256
+TILE = Tile(16, 16, 4, 4)  # the best of six on an H200, by the time of a plan of 64 candidates
+MANY = 256  # rows (candidates of all plans); with more the libraries' own products are faster, and are taken
 PRECISION = "tf32x3"  # of products: as good as float32's own, "ieee", on tensor cores; "tf32" has 1e-3
 EARLY = False  # programmatic dependent launch, see kernels.py
 DEPTH = 256  # of a product's inner axis at once, where no norm needs it whole
@@ -44,8 +43,16 @@ Weights = dict[str, Tensor]
 
 
 def fused(whole: WholePlan) -> Captured:
-    """A whole plan as a CUDA graph of these kernels, or as the cuda backend has it where they do not cover it."""
-    return Captured(whole, answering(whole), "fused") if covers(whole) else Captured(whole)
+    """A whole plan as a CUDA graph of these kernels, or as the cuda backend has it where they do not cover it or there
+    are many candidates."""
+    if not covers(whole):
+        return Captured(whole)
+    few, many = answering(whole), cuda.answering(whole)
+
+    def plan(here: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
+        return (few if noise.shape[:2].numel() <= MANY else many)(here, noise)
+
+    return Captured(whole, plan, "fused")
 
 
 def covers(whole: WholePlan) -> bool:
@@ -91,10 +98,9 @@ def _generator(whole: WholePlan) -> Callable[[Tensor, Tensor], tuple[Tensor, Ten
     def generate(here: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         candidates = noise.shape[1]
         rows = noise.shape[0] * candidates
-        tile = _tile(rows)
-        how = _how(tile.warps) | _shape(tile, width)
+        how = _how(TILE.warps) | _shape(width)
         h = here.new_empty(rows, width)
-        kernels.enter[_grid(rows, width, tile)](
+        kernels.enter[_grid(rows, width)](
             *(here, whole.state_mean, whole.state_std, noise, near, first.bias, last.weight),
             *(network.from_noise.weight, bias, h, rows, candidates),
             **(how | {"STATE": state, "NOISE": drawn, "WIDTH": width, "DRAWN": _padded(drawn), "STEP": STEP}),
@@ -104,7 +110,7 @@ def _generator(whole: WholePlan) -> Callable[[Tensor, Tensor], tuple[Tensor, Ten
             h = _layer(inside, down.weight, down.bias, silu=True, onto=h)
         norm, head = network.head
         windows, seen = here.new_empty(rows, size), here.new_empty(rows, seen_size)
-        kernels.leave[_grid(rows, size, tile)](
+        kernels.leave[_grid(rows, size)](
             *(h, norm.weight, norm.bias, head.weight, head.bias, here, whole.token_mean, whole.token_std),
             *(windows, seen, rows, candidates),
             **(how | {"INPUTS": width, "OUTPUTS": size, "STATE": state, "TOKEN": whole.width, "SEEN": seen_size}),
@@ -158,12 +164,11 @@ def _look(seen: Tensor, first: Weights, second: Weights) -> Tensor:
     from kdp.backends import kernels
 
     rows, (heads, inputs, width) = len(seen), first["near"].shape
-    tile = _tile(rows)
     out = seen.new_empty(heads, rows, width)
-    kernels.look[_grid(rows, width, tile, heads)](
+    kernels.look[_grid(rows, width, heads)](
         *(seen, first["near"], first["bias"], first["scale"], first["shift"], second["weight"], second["bias"]),
         *(out, rows),
-        **(_how(tile.warps) | _shape(tile, width) | {"INPUTS": inputs, "WIDTH": width, "STEP": STEP}),
+        **(_how(TILE.warps) | _shape(width) | {"INPUTS": inputs, "WIDTH": width, "STEP": STEP}),
     )
     return out
 
@@ -182,14 +187,13 @@ def _layer(
 
     rows, (outputs, inputs) = x.shape[-2], weight.shape[-2:]
     lead = weight.shape[:-2]
-    tile = _tile(rows)
-    shape = _shape(tile, inputs if norm else min(inputs, DEPTH))
+    shape = _shape(inputs if norm else min(inputs, DEPTH))
     flags = {"NORM": norm is not None, "SILU": silu, "ADD": onto is not None}
     out = x.new_empty(*lead, rows, outputs)
     scale, shift = norm or (bias, bias)
-    kernels.layer[_grid(rows, outputs, tile, lead.numel())](
+    kernels.layer[_grid(rows, outputs, lead.numel())](
         *(x, scale, shift, weight, bias, out if onto is None else onto, out, rows, rows * inputs * (x.dim() == 3)),
-        **(_how(tile.warps) | shape | flags | {"INPUTS": inputs, "OUTPUTS": outputs}),
+        **(_how(TILE.warps) | shape | flags | {"INPUTS": inputs, "OUTPUTS": outputs}),
     )
     return out
 
@@ -228,19 +232,15 @@ def _answer(
     return scores, chosen, brief
 
 
-def _tile(rows: int) -> Tile:
-    return FEW if rows <= MANY else LARGE
-
-
-def _shape(tile: Tile, depth: int) -> dict[str, Any]:
+def _shape(depth: int) -> dict[str, Any]:
     """A tile, and how the `depth` that a product has at once is divided: PARTS * PART is that, padded."""
     size = _padded(depth)
-    parts = min(tile.parts, size // LEAST)
-    return {"ROWS": tile.rows, "COLUMNS": tile.columns, "PARTS": parts, "PART": size // parts, "PRECISION": PRECISION}
+    parts = min(TILE.parts, size // LEAST)
+    return {"ROWS": TILE.rows, "COLUMNS": TILE.columns, "PARTS": parts, "PART": size // parts, "PRECISION": PRECISION}
 
 
-def _grid(rows: int, columns: int, tile: Tile, heads: int = 1) -> tuple[int, int, int]:
-    return _tiles(rows, tile.rows), _tiles(columns, tile.columns), heads
+def _grid(rows: int, columns: int, heads: int = 1) -> tuple[int, int, int]:
+    return _tiles(rows, TILE.rows), _tiles(columns, TILE.columns), heads
 
 
 def _how(warps: int) -> dict[str, Any]:

@@ -73,6 +73,8 @@ class Domain:
     """Default of value.apart for a critic, for each step of the generator's training."""
     blend: float = 0.0
     """Default of value.blend: more than 0 where there is one way to act in each state, and noise about it."""
+    trace: float = 1.0
+    """Default of value.trace."""
     smooth: float = 0.0
     """Default of value.smooth."""
     wish: float = 0.0
