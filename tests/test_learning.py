@@ -43,7 +43,7 @@ def joint(tmp_path_factory):
 def keyed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keyed") / "run"
     with brief_inverse():
-        start_run(replace(FAST, steps=1200, drift=DriftConfig(field="keyed"), loop=LoopConfig(lr=5e-4)), folder)
+        start_run(replace(FAST, steps=600, drift=DriftConfig(field="keyed"), loop=LoopConfig(lr=5e-4)), folder)
     return folder
 
 
