@@ -638,6 +638,8 @@ def test_the_addresses_are_d4rls():
 
 # The study
 
+OURS = ("kdp", "kdp-critic", "kdp-ascent", "kdp-wish")
+
 
 @pytest.fixture
 def few_steps(monkeypatch, tmp_path):
@@ -655,25 +657,10 @@ def test_the_study_collects_what_is_missing_and_writes_a_row_for_each_method_and
     rows = read(tmp_path / "results/locomotion.jsonl")
     told = [(r["variant"], r["method"], r["field"], r["candidates"], r["nfe"]) for r in rows]
     assert told == [
-        ("kdp", "kdp", "joint", 2, 1),
-        ("kdp", "kdp", "joint", 2, 1),
-        ("kdp", "kdp", "joint", 1, 1),
-        ("kdp-critic", "kdp", "joint", 2, 1),
-        ("kdp-critic", "kdp", "joint", 2, 1),
-        ("kdp-critic", "kdp", "joint", 1, 1),
-        ("kdp-ascent", "kdp", "joint", 2, 1),
-        ("kdp-ascent", "kdp", "joint", 2, 1),
-        ("kdp-ascent", "kdp", "joint", 1, 1),
-        ("kdp-wish", "kdp", "joint", 2, 1),
-        ("kdp-wish", "kdp", "joint", 2, 1),
-        ("kdp-wish", "kdp", "joint", 1, 1),
-        ("kdp-published", "kdp", "keyed", 2, 1),
-        ("kdp-published", "kdp", "keyed", 1, 1),
-        ("diffuser", "diffuser", None, 2, 2),
-        ("diffuser", "diffuser", None, 2, 2),
-        ("diffuser", "diffuser", None, 1, 2),
-        ("diffuser-published", "diffuser", None, 2, 2),
-        ("diffuser-published", "diffuser", None, 1, 2),
+        *((name, "kdp", "joint", k, 1) for name in OURS for k in (2, 2, 2, 1)),  # a blend, the mean, the best, one
+        *(("kdp-published", "kdp", "keyed", k, 1) for k in (2, 2, 1)),  # what it follows is the best
+        *(("diffuser", "diffuser", None, k, 2) for k in (2, 2, 2, 1)),
+        *(("diffuser-published", "diffuser", None, k, 2) for k in (2, 2, 1)),
         ("bc", "bc", None, 1, 1),
         ("bc-wish", "bc", None, 1, 1),
         ("iql", "iql", None, 1, 1),
@@ -700,7 +687,9 @@ def test_diffuser_is_ranked_by_the_scorer_of_kdp_with_the_same_seed_or_not_at_al
         ("hopper-medium-diffuser-1", "hopper-medium-kdp-1"),
     }
     alone = judgings_of([run for run in studied if run[0] == "diffuser"], False)
-    assert [j.protocol.candidates for j in alone] == [1, 1] and all(j.scorer is None for j in alone)
+    ways = [(64, False), (1, True)]  # the mean needs no scores
+    assert [(j.protocol.candidates, j.protocol.scored) for j in alone] == 2 * ways
+    assert all(j.scorer is None for j in alone)
 
 
 @pytest.mark.parametrize(("kind", "count"), [("medium", 1), ("medium-expert", 2), ("medium-replay", 2), ("expert", 1)])
@@ -721,12 +710,12 @@ def test_seeds_may_be_trained_together(kdp_command, few_steps, tmp_path):
     words = ("bench", "locomotion", "--quick", "--tasks", "hopper-medium", "--variants", "kdp", "--policies", few_steps)
     assert kdp_command(*words, "--seeds", 2, "--stack", "--no-timed")[0] == 0
     rows = read(tmp_path / "results/locomotion.jsonl")
-    told = [(r["seed"], r["candidates"], r["blend"] > 0, r["stacked"], r["train_steps"]) for r in rows]
-    ways = [(2, True), (2, False), (1, True)]  # a blend of all, the best of all, one
+    told = [(r["seed"], r["candidates"], r["blend"] > 0, r["scored"], r["stacked"], r["train_steps"]) for r in rows]
+    ways = [(2, True, True), (2, True, False), (2, False, True), (1, True, True)]  # a blend, the mean, the best, one
     assert told == [(seed, *way, 2, 5) for seed in (0, 1) for way in ways]
-    assert rows[0]["return_mean"] != rows[3]["return_mean"]
+    assert rows[0]["return_mean"] != rows[4]["return_mean"]
     assert kdp_command(*words, "--seeds", 3, "--stack", "--no-timed")[0] == 0  # one is left to train: alone
-    assert [r["stacked"] for r in read(tmp_path / "results/locomotion.jsonl")[6:]] == [None] * 3
+    assert [r["stacked"] for r in read(tmp_path / "results/locomotion.jsonl")[8:]] == [None] * 4
 
 
 def test_seeds_of_a_peer_may_be_trained_together(kdp_command, few_steps, tmp_path):

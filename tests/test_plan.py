@@ -134,6 +134,12 @@ def test_a_backend_may_draw_the_noise_and_keep_the_candidates():
         np.testing.assert_allclose(one.candidates, other.candidates, atol=1e-5)
 
 
+def test_without_scores_a_blend_is_the_plain_mean():
+    blended = replace(planner(), blend=2.0)
+    plan = blended.plan(OBSERVATION, GOAL, 6)
+    np.testing.assert_allclose(plan.best, plan.candidates.mean(0), atol=1e-5)
+
+
 def test_candidates_differ():
     candidates = planner().plan(OBSERVATION, GOAL, 6).candidates
     assert (candidates.std(0)[1:-1] > 1e-3).all()

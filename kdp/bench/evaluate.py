@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,13 +73,17 @@ def evaluate(
     seed: int = 0,
     warm: int = 0,
     blend: float | None = None,
+    scored: bool = True,
     timed: bool = True,
     console: Console | None = None,
 ) -> tuple[dict[str, Any], list[Episode]]:
     """Scores and the episodes they come from, in closed loop (chunk 0: open loop); `warm` as of a Controller, `blend`
-    the planner's own unless given. Not `timed`: the time of a decision is left out."""
+    the planner's own unless given. Not `scored`: candidates are not told apart. Not `timed`: the time of a decision is
+    left out."""
     if blend is not None:
         planner = planner.blended(blend)
+    if not scored:
+        planner = replace(planner, scorer=None)
     if episodes < 1:
         raise UserError(f"episodes must be 1 or more; got {episodes}.")
     if seed < 0:
@@ -97,6 +101,7 @@ def evaluate(
         "chunk": chunk,
         "warm": warm,
         "blend": planner.blend,
+        "scored": scored,
         "seed": seed,
         "nfe": nfe,
         "nfe_first": planner.nfe,

@@ -52,6 +52,8 @@ class Protocol:
     """Network calls that refine the last plan, where the next one is not drawn from noise (diffuser); 0: it is."""
     blend: float | None = None
     """What is followed, as value.blend; None: the run's own."""
+    scored: bool = True
+    """Not: all candidates count the same, and a blend of them is their mean."""
 
     def quick(self) -> Protocol:
         """The same, cheaply."""

@@ -46,8 +46,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bc-wish": {"method": "bc", "value": ValueConfig("none", wish=0.8)},
 }
 LENDERS = {"diffuser": "kdp"}  # whose scorer ranks the candidates of one that has none: the run of the same seed's
-RANKED, BEST, UNRANKED = (
+RANKED, MEAN, BEST, UNRANKED = (
     Protocol("action", CANDIDATES),
+    Protocol("action", CANDIDATES, blend=1.0, scored=False),
     Protocol("action", CANDIDATES, blend=0.0),
     Protocol("action", 1),
 )
@@ -105,8 +106,9 @@ def locomotion_runs(
 
 
 def protocols(method: str, quick: bool) -> list[Protocol]:
-    """How a method is judged: as its run says, by the best of all, and unranked. Regression has nothing to rank."""
-    asked = [UNRANKED] if method == "bc" else [RANKED, BEST, UNRANKED]
+    """How a method is judged: as its run says, by the mean of all, by the best, and unranked. Regression has nothing to
+    rank."""
+    asked = [UNRANKED] if method == "bc" else [RANKED, MEAN, BEST, UNRANKED]
     return [protocol.quick() for protocol in asked] if quick else asked
 
 
@@ -120,7 +122,7 @@ def judgings_of(studied: list[tuple[str, Training]], quick: bool) -> list[Judgin
             lender = folders.get((LENDERS[variant], training.config.dataset, training.config.seed))
             labels |= {"ranked_by": LENDERS[variant]} if lender else {}
         for asked in protocols(training.config.method, quick):
-            if asked.candidates == 1 or variant not in LENDERS or lender is not None:
+            if asked.candidates == 1 or not asked.scored or variant not in LENDERS or lender is not None:
                 episodes = 2 if quick else EPISODES
                 judgings.append(Judging("locomotion", training, asked, quick, episodes, labels, scorer=lender))
     return judgings

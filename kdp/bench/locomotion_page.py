@@ -21,7 +21,8 @@ def locomotion_page(rows: Rows) -> str:
 
 def locomotion_summary(rows: Rows) -> str:
     """The tables of each device, whose budgets are not the same, what they say, and where their rows come from."""
-    groups = latest(rows, ("device", "task", "variant", "candidates", "blend"))
+    rows = [{"scored": True} | row for row in rows]  # older ones do not say
+    groups = latest(rows, ("device", "task", "variant", "candidates", "blend", "scored"))
     tables: list[str] = []
     for device in dict.fromkeys(group[0]["device"] for group in groups):
         tables += [f"{device}:", "", *_tables([group for group in groups if group[0]["device"] == device]), ""]
@@ -30,8 +31,8 @@ def locomotion_summary(rows: Rows) -> str:
         f"Regenerated data (collected from policies), not D4RL's files; returns on D4RL's scale. HC, Ho, Wa: "
         f"half-cheetah, hopper, walker; m: medium, me: medium-expert. Mean ± standard error over seeds, {episodes} "
         f"episodes each; mean: of the six sets. K: candidates, of which the scorer's best is followed, or a blend of "
-        f"all in which the better count more. steps and min: of training, beside others on the same device; "
-        f"calls: network calls one after the other in a plan; ms: median time of a decision."
+        f"all in which the better count more, or their plain mean. steps and min: of training, beside others on the "
+        f"same device; calls: network calls one after the other in a plan; ms: median time of a decision."
     )
     return "\n".join([*tables, *prose(note), "", *origin(groups)])
 
@@ -60,7 +61,8 @@ def way(row: Row) -> tuple[str, str]:
     """Who planned, how many candidates there were, and which of them was followed."""
     if row["candidates"] == 1:
         return row["variant"], "1"
-    return row["variant"], f"{row['candidates']}, {'blend' if row.get('blend') else 'best'}"
+    blended = "blend" if row.get("scored", True) else "mean"
+    return row["variant"], f"{row['candidates']}, {blended if row.get('blend') else 'best'}"
 
 
 def short(task: str) -> str:
@@ -74,7 +76,7 @@ def _average(mine: dict[str, Rows]) -> str:
 
 
 def _order(named: tuple[str, str]) -> tuple[int, int]:
-    """As in the study; blends first, then the best, then single plans."""
+    """As in the study; blends first, then plain means, then the best, then single plans."""
     variant, k = named
     names = [*VARIANTS, *PEERS]
-    return names.index(variant) if variant in names else len(names), ["blend", "best", "1"].index(k.split()[-1])
+    return names.index(variant) if variant in names else len(names), ["blend", "mean", "best", "1"].index(k.split()[-1])
