@@ -150,7 +150,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         value="return",
         apart=5.0,
         blend=2.0,
-        smooth=0.3,
+        trace=0.9,
     )
 
 
