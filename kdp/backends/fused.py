@@ -24,7 +24,7 @@ class Tile(NamedTuple):
     parts: int = 4  # of a product's inner axis, one for each warp; 1: a plain product
 
 
-TILE = Tile(16, 16, 4, 4)  # the best of six on an H200, by the time of a plan of 64 candidates
+TILE = Tile(16, 16, 4, 4)  # the best of five on an H200, by the time of a plan of 64 candidates
 MANY = 256  # rows (candidates of all plans); with more the libraries' own products are faster, and are taken
 PRECISION = "tf32x3"  # of products: as good as float32's own, "ieee", on tensor cores; "tf32" has 1e-3
 EARLY = False  # programmatic dependent launch, see kernels.py
