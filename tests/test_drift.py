@@ -261,18 +261,29 @@ def test_positives_without_weight_might_as_well_not_be_there(switches):
     torch.testing.assert_close(move("joint", q, **switches).drift, move("joint", fewer, **switches).drift)
 
 
-@pytest.mark.parametrize("far", [0.0, -50.0])
-def test_samples_spread_as_the_data_do_however_few_neighbours_count(far):
-    """A generator x = scale * z, and data with spread 1. Far: a state is seen but once, its own window has all the
-    weight, and the others have a mean of nine. A weight that outdid the siblings' would draw the samples together."""
+def settled_spread(far: float, config: DriftConfig) -> float:
+    """Where the spread of a generator x = scale * z comes to rest; the data's is 1. Far: the other positives have a
+    mean of nine and this log weight, so that a state is seen but once, and its own window has all the weight."""
     random, scale = torch.Generator().manual_seed(0), torch.tensor(0.5)
     log_weight = torch.tensor([0.0] + 15 * [far]).expand(128, -1)
     for step in range(600):
         z, y = torch.randn(128, 4, 1, 3, generator=random), torch.randn(128, 16, 1, 3, generator=random)
         y[:, 1:] += 9 * (far < 0)
-        drift = joint_field(scale * z, y, log_weight, torch.ones(1, 3), DriftConfig()).drift
+        drift = joint_field(scale * z, y, log_weight, torch.ones(1, 3), config).drift
         scale = scale + 0.05 * (1 - step / 600) * (drift * z).mean()
-    assert 0.9 < scale < 1.1
+    return float(scale)
+
+
+@pytest.mark.parametrize("far", [0.0, -50.0])
+def test_samples_spread_as_the_data_do_however_few_neighbours_count(far):
+    """A weight that outdid the siblings' would draw the samples together."""
+    assert 0.9 < settled_spread(far, DriftConfig()) < 1.1
+
+
+@pytest.mark.parametrize("far", [0.0, -50.0])
+@pytest.mark.parametrize("broken", [{"repulsion": False}, {"self_negatives": True}], ids=str)
+def test_with_attraction_only_or_self_negatives_samples_spread_less_than_the_data(far, broken):
+    assert settled_spread(far, DriftConfig(**broken)) < 0.8
 
 
 def equally_far(group: int = 3, dtype=torch.float64) -> SimpleNamespace:

@@ -64,15 +64,13 @@ def test_the_papers_field_matches_the_mean_and_covers_neither_mode(keyed, contex
     np.testing.assert_allclose(windows.mean(0), data.mean(0), atol=0.25)
 
 
-@pytest.mark.parametrize("broken", [{"repulsion": False}, {"field": "window"}], ids=["attraction only", "no keying"])
-def test_an_ablation_loses_a_mode_or_its_sharpness(tmp_path, broken):
+def test_without_keys_a_mode_is_lost(tmp_path):
+    """Which data are near is then decided by whole windows, and all samples of a context go one way. (What attraction
+    alone loses is the spread: tests/test_drift.py.)"""
     with brief_inverse():
-        start_run(replace(FAST, steps=600, drift=DriftConfig(**broken)), tmp_path / "run")
-    good = [
-        found.sum() >= 0.9 and ((found >= 0.35) & (found <= 0.65)).all()
-        for found in (shares(tmp_path / "run", TWO, context)[0] for context in CONTEXTS)
-    ]
-    assert not all(good)
+        start_run(replace(FAST, steps=600, drift=DriftConfig(field="window")), tmp_path / "run")
+    fewest = [shares(tmp_path / "run", TWO, context)[0].min() for context in CONTEXTS]
+    assert min(fewest) < 0.1, fewest
 
 
 @pytest.mark.slow
