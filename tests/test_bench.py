@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 from dataclasses import replace
 
@@ -9,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import plain_normalizer
+from rich.console import Console
 
 from kdp.bench.ablations import varied
 from kdp.bench.curves import spaced
 from kdp.bench.evaluate import Episode, evaluate, plan_ms_p50
-from kdp.bench.jobs import Training, is_finished, train_until
+from kdp.bench.jobs import Training, is_finished, side_by_side, train_until
 from kdp.bench.maze2d import quick_config
 from kdp.bench.results import COLUMNS, append, holds, latest, read, row
 from kdp.bench.samples import diversity, energy_score, on_the_way, touches_wall, wall_share
@@ -450,3 +453,19 @@ def test_training_speed_of_what_is_not_there_is_refused(kdp_command):
     }.items():
         code, _, err = kdp_command("bench", "training", *words)
         assert code == 2 and said in " ".join(err.split())
+
+
+def test_a_bar_that_was_interrupted_ends_at_once():
+    """And does not write to the terminal later, when it is collected."""
+
+    def interrupt(item):
+        raise KeyboardInterrupt
+
+    console = Console(file=io.StringIO())
+    with pytest.raises(KeyboardInterrupt) as kept:  # and with it the frames of the generator
+        list(side_by_side(interrupt, [1, 2], 1, "work", console))
+    written = console.file.getvalue()
+    assert "work" in written
+    del kept
+    gc.collect()
+    assert console.file.getvalue() == written

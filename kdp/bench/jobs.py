@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 
 from kdp.bench.evaluate import Episode, evaluate, plan_ms_p50
 from kdp.bench.results import append, holds, read, row
@@ -127,7 +127,9 @@ def side_by_side(
     """function(item) for every item, as they come: in `jobs` processes of one thread each, or here if one is enough."""
     items = list(items)
     if jobs == 1 or len(items) == 1:
-        yield from (function(item) for item in track(items, about, console=console))
+        with Progress(console=console) as bar:  # so that after Ctrl-C it ends at once, not when it is collected
+            for item in bar.track(items, description=about):
+                yield function(item)
     elif items:
         yield from track(_processes(function, items, jobs), about, total=len(items), console=console)
 
