@@ -28,8 +28,7 @@ from kdp.plan import Backend, Planner, Tracker
 from kdp.provenance import commit, device_name, versions
 from kdp.sampler import Sampler
 from kdp.score import Arrival, Scorer, Support
-from kdp.traces import STEPS as TRACE_STEPS
-from kdp.traces import fit_usual, traced
+from kdp.traces import lambda_returns
 from kdp.train import MODEL, TRAINING, Outcome, train
 from kdp.value import EPS, Scored, Value, Worth, method_of
 from kdp.windows import Episodes, Outcomes, Windows
@@ -151,10 +150,8 @@ def assemble(
         spread = outcomes.returns.std().clamp_min(EPS)
         returns, key = (outcomes.returns - outcomes.returns.mean()) / spread, ReturnKey(domain.key)
     if outcomes is not None and config.value.scorer == "return" and config.value.trace not in (None, 1.0):
-        steps = min(config.steps or TRACE_STEPS, TRACE_STEPS)
-        usual = fit_usual(original, normalizer, outcomes.returns.cpu(), config.seed, steps)
-        less_noisy = traced(original, usual, config.value.discount, config.value.trace)
-        outcomes = outcomes._replace(returns=less_noisy.to(device))
+        about = (config.value.discount, config.value.trace, config.seed, config.steps)
+        outcomes = outcomes._replace(returns=lambda_returns(original, normalizer, outcomes.returns, *about))
     if outcomes is not None and isinstance(learner, Scored):
         learner.value.fit_scale(outcomes.returns)
     if config.relabel:

@@ -19,6 +19,20 @@ STEPS, BATCH, RATE = 2000, 1024, 1e-3
 BLOCK = 1 << 15  # states at once
 
 
+def lambda_returns(
+    episodes: Episodes,
+    normalizer: Normalizer,
+    returns: Tensor,
+    discount: float,
+    trace: float,
+    seed: int,
+    steps: int | None = None,
+) -> Tensor:
+    """λ-returns (N,) from the returns (N,), where those are. A run of few steps fits what is usual in as few."""
+    usual = fit_usual(episodes, normalizer, returns.cpu(), seed, min(steps or STEPS, STEPS))
+    return traced(episodes, usual, discount, trace).to(returns.device)
+
+
 def traced(episodes: Episodes, usual: Tensor, discount: float, trace: float) -> Tensor:
     """usual (N,) what is usual from each step's state -> λ-returns (N,), λ = `trace`.
 
