@@ -74,6 +74,7 @@ class RunConfig:
             wish=domain.wish if self.value.wish is None else self.value.wish,
             trace=domain.trace if self.value.trace is None else self.value.trace,
             smooth=domain.smooth if self.value.smooth is None else self.value.smooth,
+            favour=domain.favour if self.value.favour is None else self.value.favour,
         )
         return replace(
             self,
@@ -137,7 +138,7 @@ class RunConfig:
         for name, number in {"discount": self.value.discount, "expectile": self.value.expectile}.items():
             if number is not None and not 0 < number < 1:
                 raise UserError(f"value.{name} must be between 0 and 1; got {number}.")
-        for name in ("apart", "tilt", "ascent", "caution", "blend", "smooth"):
+        for name in ("apart", "tilt", "ascent", "caution", "blend", "smooth", "favour"):
             if not ((getattr(self.value, name) or 0.0) >= 0 and math.isfinite(getattr(self.value, name) or 0.0)):
                 raise UserError(f"value.{name} must be 0 (off) or more; got {getattr(self.value, name)}.")
         if self.value.trace is not None and not 0 <= self.value.trace <= 1:

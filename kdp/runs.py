@@ -31,7 +31,7 @@ from kdp.score import Arrival, Scorer, Support
 from kdp.traces import lambda_returns
 from kdp.train import MODEL, TRAINING, Outcome, train
 from kdp.value import EPS, Scored, Value, Worth, method_of
-from kdp.windows import Episodes, Outcomes, Windows
+from kdp.windows import Episodes, Outcomes, Windows, favoured
 from kdp.wish import Wishing
 
 CONFIG, INVERSE = "config.json", "inverse.safetensors"
@@ -174,7 +174,8 @@ def assemble(
         support = Support.fit(places, domain.scorer.radius / CELLS)
     sight = support.between if support is not None and config.drift.sight else None
     given = (conditions, method.positives, config.seed, table, config.drift.keying, push, outcomes, sight)
-    sampler = Sampler(windows, normalizer, key, *given, returns)
+    share = favoured(original, config.value.favour).to(device) if config.value.favour else None
+    sampler = Sampler(windows, normalizer, key, *given, returns, share)
     parts = Parts(learner, sampler, normalizer, inverse, support)
     if not config.value.apart:
         return parts

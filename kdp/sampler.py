@@ -99,7 +99,7 @@ class Sampler:
     Every other window begins off the data, by noise of standard deviation `push` (d_s,): states that a planner's own
     actions may lead to, and the data never did. With `sight` (places (N,d), (N,n,d) -> (N,n)), a neighbour must lie in
     sight of its window, where they begin and where they go to: behind a wall, the same goal may be much nearer. With
-    `returns` (N,) of every step, standardised, conditions say what follows."""
+    `returns` (N,) of every step, standardised, conditions say what follows. `share` (N,) as of Windows.sample."""
 
     def __init__(
         self,
@@ -115,8 +115,9 @@ class Sampler:
         outcomes: Outcomes | None = None,
         sight: Sight | None = None,
         returns: Tensor | None = None,
+        share: Tensor | None = None,
     ):
-        self.outcomes, self.sight, self.returns = outcomes, sight, returns
+        self.outcomes, self.sight, self.returns, self.share = outcomes, sight, returns, share
         self.windows, self.normalizer, self.key = windows, normalizer, key
         self.batch, self.positives, self.seed = batch, positives, seed
         self.size = min(table, max(positives, LARGEST // (windows.tokens * windows.width)))
@@ -184,7 +185,7 @@ class Sampler:
         return out
 
     def _draw(self, count: int, random: torch.Generator) -> Drawn:
-        first, arrival = self.windows.sample(count, random)
+        first, arrival = self.windows.sample(count, random, self.share)
         push = None
         if self.push is not None:
             noise = torch.randn(count, len(self.push), generator=random) * (torch.arange(count) % 2)[:, None]
@@ -192,7 +193,7 @@ class Sampler:
         return Drawn(first, arrival, push)
 
     def _table(self, epoch: int) -> Table:
-        whole = self.windows.goals is None and len(self.windows) <= self.size
+        whole = self.windows.goals is None and self.share is None and len(self.windows) <= self.size
         if self.table is not None and (epoch == self.epoch or whole):
             return self.table
         if whole:

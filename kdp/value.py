@@ -62,6 +62,10 @@ class ValueConfig:
     smooth: float | None = None
     """Noise, in standard deviations of the data, on the windows that the return model learns from: plans a little off
     the data are then not thought to be better than they are. Default: the domain's own."""
+    favour: float | None = None
+    """Windows of better episodes are learned from more often: those of the best exp(favour) times as often as those of
+    the worst, the others by their rank (any method); 0: all alike. A scorer that learns apart learns from all alike.
+    Default: the domain's own."""
     width: int = 256
     layers: int = 3
     rate: float = 3e-4

@@ -153,6 +153,22 @@ class Outcomes(NamedTuple):
         return Outcomes(*(part.to(device) for part in self))
 
 
+def favoured(episodes: Episodes, favour: float) -> Tensor:
+    """(N,) the sums, up to 1, of the chances that windows are drawn with. Those of the best episode have exp(favour)
+    times the chance of the worst's, and those in between by their rank, so that whatever the returns are, about
+    2 / favour of the data count. An episode that was cut short, and did not end by itself, is thought to go on as it
+    was on average, for as long as the longest."""
+    lengths, last = episodes.lengths, episodes.starts[1:] - 1
+    which = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    worth = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, which, episodes.rewards.double())
+    worth = torch.where(episodes.terminals[last], worth, worth * lengths.max() / lengths)
+    _, level = worth.unique(return_inverse=True)  # equal returns, equal chances
+    steps = torch.zeros(int(level.max()) + 1, dtype=torch.float64).index_add(0, level, lengths.double())
+    rank = (steps.cumsum(0) - steps / 2) / len(episodes)  # the share of all steps that is worse
+    sums = (favour * (rank - 1))[level][which].exp().cumsum(0)
+    return sums / sums[-1]
+
+
 @dataclass(frozen=True)
 class Goals:
     """Hindsight goals: the goal of a window is a place it comes to, and from then on the window stays there."""
@@ -201,14 +217,19 @@ class Windows:
     def __len__(self) -> int:
         return len(self.episodes)
 
-    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """First steps (count,) and, in goal problems, steps until the goal (count,), else zeros; drawn on the CPU.
+    def sample(self, count: int, generator: torch.Generator, share: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """First steps (count,) and, in goal problems, steps until the goal (count,), else zeros; drawn on the CPU. All
+        steps are as likely, or have the chances whose sums are `share` (N,), up to 1 (favoured).
 
         Arrival is half of the time log-uniform and half uniform over 0..H-1, cut at the last token's state and at the
         end of the episode: plans for near goals need their share, and the plan at the goal is to stay.
         """
         device = self.episodes.steps.device
-        first = torch.randint(len(self), (count,), generator=generator).to(device)
+        if share is None:
+            first = torch.randint(len(self), (count,), generator=generator).to(device)
+        else:
+            at = torch.rand(count, generator=generator, dtype=torch.float64).to(device)
+            first = torch.searchsorted(share, at, right=True).clamp_max(len(self) - 1)
         if self.goals is None:
             return first, torch.zeros_like(first)
         u = torch.rand(count, generator=generator, dtype=torch.float64)

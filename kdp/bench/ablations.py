@@ -42,6 +42,7 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other sco
     "no blend": {"value": replace(VALUED, blend=0.0)},
     "no caution": {"value": replace(VALUED, caution=0.0)},
     "one head": {"value": replace(VALUED, heads=1)},
+    "all episodes alike": {"value": replace(VALUED, favour=0.0)},
     "returns as they are": {"value": replace(VALUED, trace=1.0)},
     "smooth": {"value": replace(VALUED, smooth=0.3)},
     "wish": {"value": VALUE_VARIANTS["kdp-wish"]["value"]},

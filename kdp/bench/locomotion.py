@@ -31,19 +31,22 @@ TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body 
 EPISODES, CANDIDATES = 20, 64
 BATCH = 4096  # windows in a step on a GPU, for every method; on a CPU each has its usual number
 
-# Ours; with a critic; with value in the field too; asked for a return; the published field, of which the best of all is
-# followed as published; Diffuser with our network, ranked by our scorer, and with the U-Net as published;
-# regression, and asked for a return too (RvS).
+# Ours; of all episodes alike; with a critic; with value in the field too; asked for a return; the published field, of
+# which the best of all is followed as published; Diffuser with our network and windows, ranked by our scorer, and with
+# the U-Net as published; regression of all the data, of the windows that ours learns from, and asked for a return
+# (RvS).
 VARIANTS: dict[str, dict[str, Any]] = {
     "kdp": {"value": ValueConfig("return")},
+    "kdp-alike": {"value": ValueConfig("return", favour=0.0)},
     "kdp-critic": {"value": ValueConfig("critic", blend=4.0)},
     "kdp-ascent": {"value": ValueConfig("critic", apart=0, steps=1000, ascent=0.2)},
-    "kdp-wish": {"value": ValueConfig("return", wish=0.8)},
-    "kdp-published": {"value": ValueConfig("return", blend=0.0), "drift": DriftConfig(field="keyed")},
+    "kdp-wish": {"value": ValueConfig("return", wish=0.8, favour=0.0)},
+    "kdp-published": {"value": ValueConfig("return", blend=0.0, favour=0.0), "drift": DriftConfig(field="keyed")},
     "diffuser": {"method": "diffuser", "value": ValueConfig("none"), "network": NetworkConfig("mlp")},
-    "diffuser-published": {"method": "diffuser", "value": ValueConfig("return", blend=0.0)},
-    "bc": {"method": "bc", "value": ValueConfig("none")},
-    "bc-wish": {"method": "bc", "value": ValueConfig("none", wish=0.8)},
+    "diffuser-published": {"method": "diffuser", "value": ValueConfig("return", blend=0.0, favour=0.0)},
+    "bc": {"method": "bc", "value": ValueConfig("none", favour=0.0)},
+    "bc-favour": {"method": "bc", "value": ValueConfig("none")},
+    "bc-wish": {"method": "bc", "value": ValueConfig("none", wish=0.8, favour=0.0)},
 }
 LENDERS = {"diffuser": "kdp"}  # whose scorer ranks the candidates of one that has none: the run of the same seed's
 RANKED, MEAN, BEST, UNRANKED = (

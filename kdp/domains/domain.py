@@ -79,6 +79,8 @@ class Domain:
     """Default of value.smooth."""
     wish: float = 0.0
     """Default of value.wish: more than 0 where data of good and of bad policies meet."""
+    favour: float = 0.0
+    """Default of value.favour: more than 0 where there are good and bad episodes."""
     tracker: Tracker | None = None
     environments: Callable[[int], Environments] | None = None
     episode_steps: int = 1000

@@ -151,6 +151,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         apart=5.0,
         blend=2.0,
         trace=0.9,
+        favour=8.0,
     )
 
 
