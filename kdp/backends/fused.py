@@ -167,7 +167,7 @@ def _through(blocks: Any, h: Tensor) -> Tensor:
 
     _, rows, width = h.shape
     for norm, up, _, down in blocks:
-        if BLOCK is None or rows > FEW:
+        if BLOCK is None or rows > FEW or width > DEPTH:
             inside = _layer(h[0], up.weight, up.bias, (norm.weight, norm.bias))
             h = _layer(inside, down.weight, down.bias, silu=True, onto=h[0])[None]
             continue
@@ -327,7 +327,7 @@ def _answer(
     """windows (N*K,L*D) or their address, and what is said of them -> scores (N,K), chosen (N,); the brief, written."""
     from kdp.backends import ends
 
-    if heard is not None and candidates > FOLD:
+    if heard is not None and (candidates > FOLD or heard.x.shape[-1] > DEPTH):
         heard = _vote(heard)
     device, size = whole.state_mean.device, whole.tokens * whole.width
     scores = torch.empty(count, candidates, device=device)
