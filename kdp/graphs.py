@@ -32,7 +32,7 @@ class Recorded:
             with torch.cuda.stream(aside):  # what libraries set up on a first call must not be recorded
                 self.first = function(*self.inputs)
             torch.cuda.current_stream().wait_stream(aside)
-            self.graph = torch.cuda.CUDAGraph()
+            self.device, self.graph = device, torch.cuda.CUDAGraph()
             if random is not None:
                 self.graph.register_generator_state(random)
             with torch.cuda.graph(self.graph):
@@ -44,3 +44,7 @@ class Recorded:
                 place.copy_(tensor)
         self.graph.replay()
         return self.output
+
+    def synchronize(self) -> None:
+        """Waits for what was launched last."""
+        torch.cuda.current_stream(self.device).synchronize()

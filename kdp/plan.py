@@ -183,15 +183,15 @@ class Planner:
     ) -> tuple[Tensor | np.ndarray, np.ndarray, np.ndarray, int]:
         """One plan: the candidates (K,L,D), left where they are, and in the CPU's memory the best of them, the scores
         and the choice. The noise is drawn on the planner's device: a seed's is not the same on a GPU as on a CPU."""
-        runtime = getattr(self.whole, "runtime", None)  # a backend that has no use for tensors
+        decide = getattr(self.whole, "decide", None)  # a backend that draws the noise, and answers in the CPU's memory
+        runtime = getattr(self.whole, "runtime", None) if decide is None else None  # one that has no use for tensors
         if runtime is not None and self.computed is not None:
             noise = self.computed.draw(1, candidates, torch.Generator().manual_seed(seed)).numpy()
             made, ranks, choice = runtime(rows[0], noise, *rows[1:])
             at = int(choice[0])
             return made[0], followed(made[0], ranks[0], at, self.blend), ranks[0], at
-        decide = getattr(self.whole, "decide", None)  # a backend that draws the noise, and answers in the CPU's memory
         if decide is not None:
-            windows, answer = decide(candidates, seed, *rows)
+            made, answer = decide(candidates, seed, *rows)
         else:
             told = [torch.from_numpy(row) for row in rows]
             random = torch.Generator(self.device).manual_seed(seed)
@@ -199,10 +199,10 @@ class Planner:
             if not plans.candidates.is_cuda:
                 at, made, ranks = int(plans.chosen[0]), plans.candidates[0], plans.scores[0].numpy()
                 return made, followed(made.numpy(), ranks, at, self.blend), ranks, at
-            windows, answer = plans.candidates, plans.brief.cpu().numpy()
-        brief, size = answer[0], answer.shape[1] - candidates - 1
-        best = brief[:size].reshape(windows.shape[-2:])
-        return windows[0], best, brief[size:-1], int(brief[-1])
+            made, answer = plans.candidates, plans.brief.cpu().numpy()
+        windows, brief = made[0], answer[0]
+        size = len(brief) - candidates - 1
+        return windows, brief[:size].reshape(windows.shape[1:]), brief[size:-1], int(brief[-1])
 
     def blended(self, blend: float) -> Planner:
         """The same, with another blend of the candidates followed; 0: the best of them alone."""

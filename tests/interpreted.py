@@ -1,5 +1,5 @@
 """Plans by the Triton kernels, run by Triton's interpreter on a CPU; test_fused.py starts it in a process of its own,
-with TRITON_INTERPRET=1. Prints {case: [largest errors of candidates, scores, chosen, brief]}."""
+with TRITON_INTERPRET=1. Prints {case: [largest errors of candidates, scores, chosen, brief]}, and the noise."""
 
 from __future__ import annotations
 
@@ -46,6 +46,41 @@ def errors(whole: WholePlan, candidates: int, count: int) -> list[float]:
     return [float((one.double() - other.double()).abs().max()) for one, other in zip(eager, fast, strict=True)]
 
 
+def drawn(whole: WholePlan, seed: int, candidates: int, count: int = 1) -> torch.Tensor:
+    """The noise that the kernels draw from a seed."""
+    words = torch.tensor([seed, 0], device=whole.state_mean.device)
+    return fused.begun(whole, words, torch.zeros(count, len(whole.state_mean)).to(words.device), candidates)[1]
+
+
+def decided(whole: WholePlan, candidates: int, count: int, seed: int = 2**63 - 1) -> list[float]:
+    """The same errors, of a plan told and answering as mapped.py has it."""
+    here = whole.example(candidates, count=count)[0]
+    candidates_, scores, chosen, brief = cuda.answering(whole)(here, drawn(whole, seed, candidates, count))
+    made, answer = torch.full_like(candidates_, torch.nan), torch.full_like(brief, torch.nan)
+    fused.deciding(whole)(torch.tensor([seed, made.data_ptr()]), here, answer, candidates)
+    errors = (candidates_ - made, scores - answer[:, -1 - candidates : -1], chosen - answer[:, -1], brief - answer)
+    return [float(error.abs().max()) for error in errors]
+
+
+def varied(constants: dict[str, object], measure=errors) -> list[float]:
+    """Errors with other constants of the module."""
+    usual = {name: getattr(fused, name) for name in constants}
+    try:
+        for name, constant in constants.items():
+            setattr(fused, name, constant)
+        return [max(pair) for pair in zip(*(measure(whole_plan(blend=b), 20, 2) for b in (0.0, 1.0)), strict=True)]
+    finally:
+        for name, constant in usual.items():
+            setattr(fused, name, constant)
+
+
+VARIANTS = {
+    "a kernel for each layer": {"BLOCK": None},
+    "votes counted apart": {"FOLD": 0},
+    "tiles for many rows": {"FEW": 0},
+    "the libraries' products": {"MANY": 0},
+    "small pieces": {"BLOCK": fused.Tile(16, 16, 4, 2), "LEAVE": fused.Tile(16, 16, 4, 1)},
+}
 CASES = {
     f"{scorer}, blend {blend}, K {k}, N {n}": ({"scorer": scorer, "blend": blend}, k, n)
     for scorer in ("critic", "return", "none")
@@ -71,4 +106,9 @@ CASES = {
 }
 
 if __name__ == "__main__":
-    print(json.dumps({name: errors(whole_plan(**settings), k, n) for name, (settings, k, n) in CASES.items()}))
+    found = {name: errors(whole_plan(**settings), k, n) for name, (settings, k, n) in CASES.items()}
+    found |= {name: varied(constants) for name, constants in VARIANTS.items()}
+    found |= {f"{name}, decided": varied(constants, decided) for name, constants in (VARIANTS | {"usual": {}}).items()}
+    whole = whole_plan()
+    seeds = {seed: drawn(whole, seed, 64, 3).tolist() for seed in (0, 1, 2**32, 2**63 - 1, 2**63 - 1 - 2**32)}
+    print(json.dumps({"errors": found, "noise": seeds, "one": drawn(whole, 1, 1).tolist()}))

@@ -3,6 +3,7 @@ cuda backend, which is then named."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -15,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import brief_inverse
-from interpreted import CASES, whole_plan
-from test_backends import NETWORK, PLAIN, RUNS, asked
+from interpreted import CASES, VARIANTS, drawn, whole_plan
+from test_backends import NETWORK, PLAIN, RUNS, asked, assert_same
 
 import kdp
 from kdp import backends
-from kdp.backends import cuda, fused
+from kdp.backends import cuda, fused, mapped
 from kdp.backends.whole import WholePlan
 from kdp.errors import UserError
 from kdp.runs import _computed, start_run
@@ -56,7 +57,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """{case: largest errors}, from a process in which Triton interprets its kernels."""
+    """Largest errors and noise, from a process in which Triton interprets its kernels."""
     script = Path(__file__).with_name("interpreted.py")
     path = os.pathsep.join([str(script.parent.parent), *filter(None, sys.path)])
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
@@ -66,10 +67,31 @@ def interpreted():
 
 
 @needs_triton
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *VARIANTS, *(f"{name}, decided" for name in ("usual", *VARIANTS))])
 def test_the_kernels_interpreted_give_the_eager_plan(interpreted, case):
-    candidates, scores, chosen, brief = interpreted[case]
+    candidates, scores, chosen, brief = interpreted["errors"][case]
     assert max(candidates, scores, brief) < 2e-5 and chosen == 0
+
+
+@needs_triton
+def test_the_noise_is_standard_normal_and_every_number_of_its_own(interpreted):
+    noise = np.array(list(interpreted["noise"].values()))  # (seeds,N,K,Z)
+    count = noise.size
+    assert abs(noise.mean()) < 4 / count**0.5 and abs(noise.var() - 1) < 4 * (2 / count) ** 0.5
+    assert abs((noise**4).mean() - 3) < 4 * (96 / count) ** 0.5 and len(np.unique(noise)) > 0.999 * count
+    for axis in range(4):
+        for step in (1, 2, 4):
+            if step < noise.shape[axis]:
+                one, other = (
+                    np.take(noise, range(noise.shape[axis])[part], axis) for part in (np.s_[step:], np.s_[:-step])
+                )
+                assert abs((one * other).mean()) < 4 / one.size**0.5
+                assert abs((one**2 * other**2).mean() - 1) < 4 * (8 / one.size) ** 0.5  # nor do their sizes depend
+
+
+@needs_triton
+def test_a_candidates_noise_does_not_depend_on_how_many_there_are(interpreted):
+    assert interpreted["one"][0] == interpreted["noise"]["1"][0][:1]
 
 
 # What is covered
@@ -123,6 +145,75 @@ def test_without_a_gpu_or_triton_it_is_refused_in_a_sentence(folder, monkeypatch
         backends.choose("fused", "cuda")
 
 
+# Told and answering in the CPU's memory, with a stand-in for the GPU
+
+
+@pytest.fixture
+def stub(folder, monkeypatch):
+    """A planner whose launches are plain calls, and what has happened."""
+    happened = []
+
+    class Recorded:
+        def __init__(self, function, inputs):
+            self.graph, self.replay = self, lambda: function(*inputs)
+            self.replay()
+
+        def synchronize(self):
+            happened.append("waited")
+
+    def deciding(words, told, answer, candidates):
+        seed, address = words.tolist()
+        happened.append(seed)
+        noise = whole.method.draw(len(told), candidates, torch.Generator().manual_seed(seed))
+        windows, *_, brief = cuda.answering(whole)(told, noise)
+        ctypes.memmove(address, windows.data_ptr(), 4 * windows.numel())
+        answer.copy_(brief)
+
+    monkeypatch.setattr(mapped, "Recorded", Recorded)
+    monkeypatch.setattr(mapped, "pinned", lambda *shape, dtype=torch.float32: torch.zeros(shape, dtype=dtype))
+    planner = kdp.load(folder("kdp-critic"), backend="eager")
+    whole = planner.whole
+    launched = mapped.Mapped(whole, cuda.answering(whole), deciding, "fused")
+    return planner, replace(planner, computed=replace(planner.computed, build=lambda *parts: launched)), happened
+
+
+@pytest.mark.parametrize("poll", [True, False])
+def test_a_launch_is_told_and_answers_in_the_cpus_memory(stub, poll, monkeypatch):
+    monkeypatch.setattr(mapped, "POLL", poll)
+    eager, fast, happened = stub
+    kept = []
+    for seed in (5, 2**63 - 1, 5, 2**40):
+        for candidates in (1, 6):
+            observation = asked(eager, seed % 97)[0]
+            kept.append([planner.plan(observation, candidates=candidates, seed=seed) for planner in (eager, fast)])
+    assert fast.backend == "fused" and {5, 2**63 - 1, 2**40} < set(happened)
+    assert happened.count("waited") == (2 if poll else 2 + len(kept))  # once for each that is recorded
+    for one, other in kept:  # later plans did not write over earlier ones
+        assert_same(one, other, eager, 1e-6)
+
+
+def test_an_answer_that_is_no_number_is_waited_for(stub):
+    eager, fast, happened = stub
+    with torch.no_grad():
+        eager.whole.token_mean += torch.nan
+    plan = fast.plan(asked(eager)[0], candidates=3)
+    assert np.isnan(plan.best).all() and happened.count("waited") == 2
+
+
+def test_where_a_launch_cannot_be_recorded_the_cuda_backend_plans(stub, monkeypatch):
+    eager, fast, happened = stub
+
+    def refused(*told):
+        raise RuntimeError("no pointers to the CPU's memory")
+
+    answer = (torch.zeros(1, 3, 2, 2), np.zeros((1, 4 + 3 + 1), np.float32))
+    fast.whole.deciding = refused
+    monkeypatch.setattr(cuda.Captured, "decide", lambda self, candidates, seed, *told: answer)
+    with pytest.warns(UserWarning, match="no pointers to the CPU's memory"):
+        assert fast.plan(asked(eager)[0], candidates=3).candidates.shape == (3, 2, 2)
+    assert fast.plan(asked(eager)[0], candidates=3).chosen == 0 and not happened  # nor is it tried again
+
+
 # On a GPU
 
 
@@ -138,7 +229,7 @@ def in_full():
 @pytest.mark.parametrize("candidates", [1, 64, 1024])
 @pytest.mark.parametrize("name", COVERED)
 def test_a_fused_plan_is_the_eager_plan(folder, name, candidates, in_full):
-    eager, fast = (kdp.load(folder(name), "cuda", backend=backend) for backend in ("eager", "fused"))
+    fast = kdp.load(folder(name), "cuda", backend="fused")
     assert fast.backend == "fused"
     in_full()
     whole = fast.whole.whole
@@ -149,12 +240,22 @@ def test_a_fused_plan_is_the_eager_plan(folder, name, candidates, in_full):
     assert right[1][0, made[2][0]] >= right[1].max() - CLOSE
     std = whole.token_std.cpu().numpy()
     observation = asked(replace(fast, normalizer=fast.normalizer.to("cpu"), computed=None))[0]
-    for seed in (1, 2, 1):
-        one, other = (planner.plan(observation, candidates=candidates, seed=seed) for planner in (eager, fast))
-        np.testing.assert_allclose(one.candidates / std, other.candidates / std, atol=CLOSE, rtol=CLOSE)
-        np.testing.assert_allclose(one.scores, other.scores, atol=CLOSE, rtol=CLOSE)
-        if one.chosen == other.chosen or fast.blend:  # there may be two as good as each other
-            np.testing.assert_allclose(one.best / std, other.best / std, atol=10 * CLOSE, rtol=CLOSE)
+    here, kept = torch.tensor(observation, dtype=torch.float32)[None].cuda(), []
+    for seed in (1, 2, 1, 2**63 - 1):
+        plan = fast.plan(observation, candidates=candidates, seed=seed)
+        windows, scores, chosen, brief = cuda.answering(whole)(here, drawn(whole, seed, candidates))
+        kept.append((plan, windows[0].cpu().numpy()))
+        np.testing.assert_allclose(plan.scores, scores[0].cpu(), atol=CLOSE, rtol=CLOSE)
+        if plan.chosen == chosen[0] or fast.blend:  # there may be two as good as each other
+            best = brief[0, : plan.best.size].cpu().numpy().reshape(plan.best.shape)
+            np.testing.assert_allclose(plan.best / std, best / std, atol=10 * CLOSE, rtol=CLOSE)
+    for _ in range(5):
+        fast.plan(observation, candidates=candidates, seed=7)
+    for plan, windows in kept:  # later plans did not write over earlier ones
+        np.testing.assert_allclose(plan.candidates / std, windows / std, atol=CLOSE, rtol=CLOSE)
+    assert np.array_equal(kept[0][0].candidates, kept[2][0].candidates)
+    alone = fast.plan(observation, candidates=1, seed=1)
+    np.testing.assert_allclose(alone.candidates[0] / std, kept[0][0].candidates[0] / std, atol=CLOSE, rtol=CLOSE)
 
 
 @needs_gpu

@@ -3,7 +3,7 @@ buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,9 +47,10 @@ class Captured:
         graph.recorded.graph.replay()
         return tuple(tensor.clone() for tensor in graph.recorded.output[:3])  # the next plan writes them anew
 
-    def decide(self, candidates: int, seed: int, *told: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """The noise drawn on the GPU from the seed, the rest told -> the candidates (N,K,L,D), there, and Plans.brief
-        on the CPU: the one thing that is waited for. Numpy, as a GPU is done sooner than a dozen calls of PyTorch."""
+    def decide(self, candidates: int, seed: int, *told: np.ndarray) -> tuple[Sequence[Tensor], np.ndarray]:
+        """The noise drawn on the GPU from the seed, the rest told -> the candidates (K,L,D) of each plan, there, and
+        Plans.brief on the CPU: the one thing that is waited for. Numpy, as a GPU is done sooner than a dozen calls of
+        PyTorch."""
         key = (candidates, *(row.shape for row in told))
         graph = self.graphs.get(key) or self._graph(tuple(map(torch.from_numpy, told)), candidates)
         assert graph.random is not None and graph.answer is not None
@@ -57,7 +58,7 @@ class Captured:
         np.concatenate([row.ravel() for row in told], out=graph.told)  # the last plan was waited for
         graph.recorded.graph.replay()  # fetches what is staged, and brings the answer
         graph.fetched.record(torch.cuda.current_stream(graph.flat.device))
-        windows = graph.recorded.output[0].clone()
+        windows = graph.recorded.output[0].clone().unbind()
         graph.fetched.synchronize()
         return windows, graph.answer.copy()
 

@@ -5,6 +5,9 @@ A product is split along its inner axis into `PARTS`, one for each warp: x (PART
 and the parts are added up. A row is whole in one program, so its norm is taken there. Coordinates beyond a row's end
 are zeros, before and after every operation. `EARLY`: a kernel is launched while the one before still runs, and waits
 for it only once its own weights are on their way (Hopper's programmatic dependent launch).
+
+`PLACED`: windows are written at an address that is read from memory: the same recorded launch then leaves those of
+every plan in memory of their own.
 """
 
 from __future__ import annotations
@@ -12,10 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kdp import record
-
 NORM_EPS = tl.constexpr(1e-5)  # nn.LayerNorm's
-FAINT = tl.constexpr(record.FAINT)  # of a blend
 
 
 @triton.jit
@@ -56,6 +56,34 @@ def _times(x, w, PARTS: tl.constexpr, PRECISION: tl.constexpr):
         flat = tl.reshape(x, (x.shape[1], x.shape[2]))
         return tl.dot(flat, tl.reshape(w, (w.shape[1], w.shape[2])), input_precision=PRECISION)[None, :, :]
     return tl.dot(x, w, input_precision=PRECISION)
+
+
+@triton.jit
+def _summed(x, at, mask, apart, PIECES: tl.constexpr):
+    """What x, given as PIECES that lie `apart` and are to be added up, is at the places `at`."""
+    h = tl.load(x + at, mask=mask, other=0.0)
+    for piece in tl.static_range(1, PIECES):
+        h += tl.load(x + piece * apart + at, mask=mask, other=0.0)
+    return h
+
+
+@triton.jit
+def _normal(seed, step, plan, candidate, number):
+    """A standard normal number for each place, by Philox: it depends on nothing but the seed and the place. Four words
+    make two pairs of them."""
+    a, b, c, d = tl.philox(seed, number // 4, candidate, plan, step)
+    first = number % 4 < 2
+    u, v = tl.where(first, a, c), tl.where(first, b, d)
+    one, other = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(u), tl.uint_to_uniform_float(v))
+    return tl.where(number % 2 == 0, one, other)
+
+
+@triton.jit
+def _place(windows, PLACED: tl.constexpr):
+    """Where windows lie: there or, if PLACED, at the address that lies there."""
+    if PLACED:
+        windows = tl.multiple_of(tl.load(windows).to(tl.pointer_type(tl.float32)), 16)
+    return windows
 
 
 @triton.jit
@@ -172,8 +200,108 @@ def layer(
 
 
 @triton.jit
+def block(
+    x,  # (FROM,rows,WIDTH) pieces to be added up
+    scale,  # (WIDTH,)
+    shift,
+    up,  # (WIDTH,WIDTH) outputs first
+    up_bias,  # (WIDTH,)
+    down,  # (WIDTH,WIDTH) outputs first
+    down_bias,  # (WIDTH,)
+    out,  # (pieces,rows,WIDTH)
+    rows,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    FROM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """A residual block. Each program makes COLUMNS of the numbers between its two layers, and what the second makes of
+    them: the sum is left to whoever reads it, so that two layers take one launch."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(1) * COLUMNS
+    between, column = first + tl.arange(0, COLUMNS), tl.arange(0, PADDED)
+    live = row < rows
+    part = tl.arange(0, PARTS)[:, None, None]
+    k = part * PART + tl.arange(0, PART)[None, None, :]
+    deep = part * PART + tl.arange(0, PART)[None, :, None]
+    mask = (deep < WIDTH) & (between < WIDTH)[None, None, :]
+    w = tl.load(up + between[None, None, :] * WIDTH + deep, mask=mask, other=0.0)  # (PARTS,PART,COLUMNS)
+    a = tl.load(scale + k, mask=k < WIDTH, other=0.0)
+    b = tl.load(shift + k, mask=k < WIDTH, other=0.0)
+    c = tl.load(up_bias + between, mask=between < WIDTH, other=0.0)
+    mask = (between < WIDTH)[:, None] & (column < WIDTH)[None, :]
+    v = tl.load(down + column[None, :] * WIDTH + between[:, None], mask=mask, other=0.0)  # (COLUMNS,PADDED)
+    own = (column >= first) & (column < first + COLUMNS) & (column < WIDTH)  # of what the block's sum is added to
+    bias = tl.load(down_bias + column, mask=own, other=0.0)
+    _await(EARLY)
+    mask = (k < WIDTH) & live[None, :, None]
+    h = _summed(x, row[None, :, None] * WIDTH + k, mask, rows * WIDTH, FROM)
+    at, mask = row[:, None] * WIDTH + column[None, :], live[:, None] & own[None, :]
+    y = _summed(x, at, mask, rows * WIDTH, FROM) + bias[None, :]
+    h = _product(_norm(h, a, b, k < WIDTH, WIDTH), w, PARTS, PRECISION) + c[None, :]
+    y += tl.dot(_silu(h), v, input_precision=PRECISION)
+    mask = live[:, None] & (column < WIDTH)[None, :]
+    tl.store(out + tl.program_id(1) * rows * WIDTH + at, y, mask=mask)
+
+
+@triton.jit
+def _known(here, m, s, row, column, rows, candidates, STATE: tl.constexpr):
+    """What the clamp writes over a window's columns, standardised; and where it does."""
+    clamped = (column < STATE)[None, :]
+    at = (row // candidates)[:, None] * STATE + column[None, :]
+    return (tl.load(here + at, mask=(row < rows)[:, None] & clamped, other=0.0) - m) / s, clamped
+
+
+@triton.jit
+def _finished(y, m, s, row, column, windows, seen, rows, OUTPUTS: tl.constexpr, SEEN: tl.constexpr):
+    """Standardised windows y (rows,columns), written: in the dataset's units, and what a scorer sees."""
+    live, row, column = (row < rows)[:, None], row[:, None], column[None, :]
+    tl.store(windows + row * OUTPUTS + column, y * s + m, mask=live & (column < OUTPUTS))
+    if SEEN > 0:
+        tl.store(seen + row * SEEN + column, y, mask=live & (column < SEEN))
+
+
+@triton.jit
+def finish(
+    x,  # (rows,OUTPUTS)
+    here,
+    mean,
+    std,
+    windows,
+    seen,
+    rows,
+    candidates,
+    OUTPUTS: tl.constexpr,
+    STATE: tl.constexpr,
+    TOKEN: tl.constexpr,
+    SEEN: tl.constexpr,
+    PLACED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """`leave`, of a last layer that a library has computed."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    m = tl.load(mean + column % TOKEN, mask=column < OUTPUTS, other=0.0)[None, :]
+    s = tl.load(std + column % TOKEN, mask=column < OUTPUTS, other=1.0)[None, :]
+    _await(EARLY)
+    windows = _place(windows, PLACED)
+    known, clamped = _known(here, m, s, row, column, rows, candidates, STATE)
+    mask = (row < rows)[:, None] & (column < OUTPUTS)[None, :]
+    y = tl.load(x + row[:, None] * OUTPUTS + column[None, :], mask=mask, other=0.0)
+    y = tl.where(clamped, known, y)
+    _finished(y, m, s, row, column, windows, seen, rows, OUTPUTS, SEEN)
+
+
+@triton.jit
 def leave(
-    x,  # (rows,INPUTS)
+    x,  # (FROM,rows,INPUTS) pieces to be added up
     scale,  # (INPUTS,)
     shift,
     weight,  # (OUTPUTS,INPUTS)
@@ -181,7 +309,7 @@ def leave(
     here,  # (N,STATE) observations
     mean,  # (D,) of a token's coordinates; the state's come first
     std,
-    windows,  # (rows,OUTPUTS) in the dataset's units
+    windows,  # (rows,OUTPUTS) in the dataset's units; PLACED: where their address is
     seen,  # (rows,SEEN) the first coordinates, standardised: what a scorer looks at
     rows,
     candidates,
@@ -190,6 +318,8 @@ def leave(
     STATE: tl.constexpr,
     TOKEN: tl.constexpr,
     SEEN: tl.constexpr,
+    FROM: tl.constexpr,
+    PLACED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -208,19 +338,16 @@ def leave(
     a = tl.load(scale + k, mask=k < INPUTS, other=0.0)
     b = tl.load(shift + k, mask=k < INPUTS, other=0.0)
     c = tl.load(bias + column, mask=right, other=0.0)
-    m = tl.load(mean + column % TOKEN, mask=right, other=0.0)[None, :]
-    s = tl.load(std + column % TOKEN, mask=right, other=1.0)[None, :]
+    m = tl.load(mean + column % TOKEN, mask=column < OUTPUTS, other=0.0)[None, :]
+    s = tl.load(std + column % TOKEN, mask=column < OUTPUTS, other=1.0)[None, :]
     _await(EARLY)
-    h = tl.load(x + row[None, :, None] * INPUTS + k, mask=(k < INPUTS) & live[None, :, None], other=0.0)
+    windows = _place(windows, PLACED)
+    mask = (k < INPUTS) & live[None, :, None]
+    h = _summed(x, row[None, :, None] * INPUTS + k, mask, rows * INPUTS, FROM)
+    known, clamped = _known(here, m, s, row, column, rows, candidates, STATE)
     y = _product(_norm(h, a, b, k < INPUTS, INPUTS), w, PARTS, PRECISION) + c[None, :]
-    clamped = (column < STATE)[None, :]
-    at = (row // candidates)[:, None] * STATE + column[None, :]
-    known = (tl.load(here + at, mask=live[:, None] & clamped, other=0.0) - m) / s
     y = tl.where(clamped, known, y)
-    row, column = row[:, None], column[None, :]
-    tl.store(windows + row * OUTPUTS + column, y * s + m, mask=live[:, None] & right[None, :])
-    if SEEN > 0:
-        tl.store(seen + row * SEEN + column, y, mask=live[:, None] & (column < SEEN))
+    _finished(y, m, s, row, column, windows, seen, rows, OUTPUTS, SEEN)
 
 
 @triton.jit
@@ -273,123 +400,3 @@ def look(
     y = _product(_silu(_norm(h, a, b, inside, WIDTH)), w, PARTS, PRECISION) + c[None, :]
     at = (head * rows + row)[:, None] * WIDTH + column[None, :]
     tl.store(out + at, y, mask=live[:, None] & right[None, :])
-
-
-@triton.jit
-def vote(
-    x,  # (heads,rows,WIDTH)
-    scale,  # (heads,WIDTH)
-    shift,
-    weight,  # (heads,WIDTH)
-    bias,  # (heads,)
-    votes,  # (heads,rows)
-    rows,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    ROWS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """A critic's last layer, which has one output."""
-    head = tl.program_id(1)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    live = row < rows
-    k = tl.arange(0, PADDED)[None, None, :]
-    inside = k < WIDTH
-    a = tl.load(scale + head * WIDTH + k, mask=inside, other=0.0)
-    b = tl.load(shift + head * WIDTH + k, mask=inside, other=0.0)
-    w = tl.load(weight + head * WIDTH + k, mask=inside, other=0.0)
-    c = tl.load(bias + head)
-    _await(EARLY)
-    at = (head * rows + row)[None, :, None] * WIDTH + k
-    h = _norm(tl.load(x + at, mask=live[None, :, None] & inside, other=0.0), a, b, inside, WIDTH)
-    y = tl.sum(tl.sum(_silu(h) * w, 2), 0) + c
-    tl.store(votes + head * rows + row, y, mask=live)
-
-
-@triton.jit
-def _ballot(votes, plan, candidate, rows, candidates, HEADS: tl.constexpr, PADDED: tl.constexpr):
-    """(PADDED,n) what each head says of candidates (n,) of a plan; zeros beyond."""
-    head = tl.arange(0, PADDED)[:, None]
-    mask = (head < HEADS) & (candidate < candidates)[None, :]
-    return tl.load(votes + head * rows + plan * candidates + candidate[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def _ranked(
-    votes,
-    usual,
-    plan,
-    candidate,
-    rows,
-    candidates,
-    HEADS: tl.constexpr,
-    PADDED: tl.constexpr,
-    CAUTION: tl.constexpr,
-):
-    """kdp.value.ranked of candidates (n,) of a plan, with each head's mean (PADDED,) over all of them -> (n,)."""
-    ballot = _ballot(votes, plan, candidate, rows, candidates, HEADS, PADDED)
-    worth = tl.sum(ballot, 0) / HEADS
-    if CAUTION != 0.0 and HEADS > 1:
-        apart = ballot - usual[:, None]
-        apart = tl.where(tl.arange(0, PADDED)[:, None] < HEADS, apart - (tl.sum(apart, 0) / HEADS)[None, :], 0.0)
-        worth -= CAUTION * tl.sqrt(tl.sum(apart * apart, 0) / (HEADS - 1))
-    return worth
-
-
-@triton.jit
-def answer(
-    windows,  # (N*K,SIZE)
-    votes,  # (HEADS,N*K); HEADS 0: none
-    scores,  # (N,K)
-    chosen,  # (N,)
-    brief,  # (N,SIZE+K+1)
-    rows,
-    candidates,
-    SIZE: tl.constexpr,
-    HEADS: tl.constexpr,
-    PADDED: tl.constexpr,
-    CAUTION: tl.constexpr,
-    BLEND: tl.constexpr,
-    ALL: tl.constexpr,
-    SOME: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """The scores of a plan's candidates, the best of them, and Plans.brief: each program some columns of the window
-    that is followed, the first of them the rest too."""
-    plan = tl.program_id(0)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    right = column < SIZE
-    every, some = tl.arange(0, ALL), tl.arange(0, SOME)
-    there = every < candidates
-    _await(EARLY)
-    usual = tl.zeros((PADDED,), tl.float32)
-    score = tl.zeros((ALL,), tl.float32)
-    if HEADS > 0:
-        usual = tl.sum(_ballot(votes, plan, every, rows, candidates, HEADS, PADDED), 1) / candidates
-        score = _ranked(votes, usual, plan, every, rows, candidates, HEADS, PADDED, CAUTION)
-    best = tl.argmax(tl.where(there, score, float("-inf")), 0)
-    length = SIZE + candidates + 1
-    if tl.program_id(1) == 0:
-        tl.store(scores + plan * candidates + every, score, mask=there)
-        tl.store(brief + plan * length + SIZE + every, score, mask=there)
-        tl.store(chosen + plan, best.to(tl.int64))
-        tl.store(brief + plan * length + SIZE + candidates, best.to(tl.float32))
-    if BLEND > 0.0:
-        apart = tl.where(there, score - tl.sum(tl.where(there, score, 0.0), 0) / candidates, 0.0)
-        sharp = BLEND / (tl.sqrt(tl.sum(apart * apart, 0) / candidates) + FAINT)
-        top = tl.max(tl.where(there, score, float("-inf")), 0)
-        total = tl.sum(tl.where(there, tl.exp(sharp * (score - top)), 0.0), 0)
-        window = tl.zeros((COLUMNS,), tl.float32)
-        for start in range(0, ALL, SOME):
-            number = start + some
-            worth = tl.zeros((SOME,), tl.float32)
-            if HEADS > 0:
-                worth = _ranked(votes, usual, plan, number, rows, candidates, HEADS, PADDED, CAUTION)
-            mask = number < candidates
-            share = tl.where(mask, tl.exp(sharp * (worth - top)) / total, 0.0)
-            at = (plan * candidates + number)[:, None] * SIZE + column[None, :]
-            window += tl.sum(share[:, None] * tl.load(windows + at, mask=mask[:, None] & right[None, :], other=0.0), 0)
-    else:
-        window = tl.load(windows + (plan * candidates + best) * SIZE + column, mask=right, other=0.0)
-    tl.store(brief + plan * length + column, window, mask=right)
