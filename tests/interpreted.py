@@ -7,21 +7,28 @@ import json
 
 import torch
 
-from kdp.backends import cuda, fused
+from kdp.backends import cuda, fused, layers
 from kdp.backends.whole import WholePlan
 from kdp.drift import DriftConfig
 from kdp.keys import Clamp
+from kdp.methods.diffuser import Diffuser, DiffusionConfig
 from kdp.methods.kdp import KDP
 from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
 from kdp.value import Value, ValueConfig, Worth
 
 
-def whole_plan(scorer="critic", blend=0.0, tokens=5, state=5, action=2, network=None, value=None) -> WholePlan:
-    """Of random networks, none of whose weights is as simple as it was initialised."""
+def whole_plan(
+    scorer="critic", blend=0.0, tokens=5, state=5, action=2, network=None, value=None, diffusion=None
+) -> WholePlan:
+    """Of random networks, none of whose weights is as simple as it was initialised. With `diffusion`, Diffuser's."""
     torch.manual_seed(0)
     clamp = Clamp(tokens, state + action, state)
-    method = KDP(clamp, DriftConfig(), NetworkConfig(**{"width": 32, "blocks": 2, "noise": 16} | (network or {})))
+    config = NetworkConfig(**{"kind": "mlp", "width": 32, "blocks": 2, "noise": 16} | (network or {}))
+    if diffusion is None:
+        method = KDP(clamp, DriftConfig(), config)
+    else:
+        method = Diffuser(clamp, clamp.mask().float(), DiffusionConfig(**diffusion), config)
     means, spreads = torch.randn(state + action), torch.rand(state + action) + 0.5
     normalizer = Normalizer(means[:state], spreads[:state], means[state:], spreads[state:])
     worth = None
@@ -64,14 +71,20 @@ def decided(whole: WholePlan, candidates: int, count: int, seed: int = 2**63 - 1
 
 def varied(constants: dict[str, object], measure=errors) -> list[float]:
     """Errors with other constants of the module."""
-    usual = {name: getattr(fused, name) for name in constants}
+    usual = {
+        (module, name): getattr(module, name)
+        for name in constants
+        for module in (fused, layers)
+        if name in vars(module)
+    }
     try:
-        for name, constant in constants.items():
-            setattr(fused, name, constant)
-        return [max(pair) for pair in zip(*(measure(whole_plan(blend=b), 20, 2) for b in (0.0, 1.0)), strict=True)]
+        for module, name in usual:
+            setattr(module, name, constants[name])
+        wholes = (whole_plan(), whole_plan(blend=1.0), whole_plan(diffusion={"steps": 2}))
+        return [max(of_each) for of_each in zip(*(measure(whole, 20, 2) for whole in wholes), strict=True)]
     finally:
-        for name, constant in usual.items():
-            setattr(fused, name, constant)
+        for (module, name), constant in usual.items():
+            setattr(module, name, constant)
 
 
 VARIANTS = {
@@ -79,7 +92,7 @@ VARIANTS = {
     "votes counted apart": {"FOLD": 0},
     "tiles for many rows": {"FEW": 0},
     "the libraries' products": {"MANY": 0},
-    "small pieces": {"BLOCK": fused.Tile(16, 16, 4, 2), "LEAVE": fused.Tile(16, 16, 4, 1)},
+    "small pieces": {"BLOCK": layers.Tile(16, 16, 4, 2), "LEAVE": layers.Tile(16, 16, 4, 1)},
 }
 CASES = {
     f"{scorer}, blend {blend}, K {k}, N {n}": ({"scorer": scorer, "blend": blend}, k, n)
@@ -102,6 +115,23 @@ CASES = {
     "one layer": ({"value": {"layers": 1}}, 6, 1),
     "two layers": ({"value": {"layers": 2}}, 6, 1),
     "one candidate short of a tile": ({"blend": 0.5}, 15, 2),
+    "ddpm": ({"diffusion": {"steps": 3}}, 5, 2),
+    "ddpm of one step": ({"diffusion": {"steps": 1}}, 5, 1),
+    "ddpm, of the noise": ({"diffusion": {"steps": 3, "predict": "epsilon", "clip": 1.0}}, 20, 1),
+    "ddim": ({"diffusion": {"steps": 4, "sampler": "ddim", "sampling_steps": 2}, "blend": 1.0}, 3, 1),
+    "ddpm, odd sizes": (
+        {
+            "diffusion": {"steps": 2},
+            "tokens": 45,
+            "state": 3,
+            "action": 4,
+            "network": {"width": 24},
+            "scorer": "return",
+        },
+        7,
+        1,
+    ),
+    "ddpm without a scorer": ({"diffusion": {"steps": 2}, "scorer": "none"}, 1, 3),
     "narrow": ({"network": {"width": 8}, "value": {"width": 8}}, 4, 1),
 }
 
@@ -109,6 +139,7 @@ if __name__ == "__main__":
     found = {name: errors(whole_plan(**settings), k, n) for name, (settings, k, n) in CASES.items()}
     found |= {name: varied(constants) for name, constants in VARIANTS.items()}
     found |= {f"{name}, decided": varied(constants, decided) for name, constants in (VARIANTS | {"usual": {}}).items()}
+    steps = drawn(whole_plan(diffusion={"steps": 3}), 1, 64)  # (3,1,64,5,7)
     whole = whole_plan()
     seeds = {seed: drawn(whole, seed, 64, 3).tolist() for seed in (0, 1, 2**32, 2**63 - 1, 2**63 - 1 - 2**32)}
-    print(json.dumps({"errors": found, "noise": seeds, "one": drawn(whole, 1, 1).tolist()}))
+    print(json.dumps({"errors": found, "noise": seeds, "one": drawn(whole, 1, 1).tolist(), "steps": steps.tolist()}))

@@ -28,7 +28,7 @@ from kdp.runs import _computed, start_run
 from kdp.value import ValueConfig
 
 CLOSE = 1e-4
-COVERED = ("kdp-free", "kdp-critic", "kdp-blend", "kdp-return")
+COVERED = ("kdp-free", "kdp-critic", "kdp-blend", "kdp-return", "ddpm-free")
 LEFT = {name: run for name, run in RUNS.items() if name not in COVERED} | {
     "kdp-bands": (replace(PLAIN, network=replace(NETWORK, bands=2)), None),
     "kdp-wish": (replace(PLAIN, value=ValueConfig("critic", width=16, wish=0.9)), None),
@@ -74,12 +74,13 @@ def test_the_kernels_interpreted_give_the_eager_plan(interpreted, case):
 
 
 @needs_triton
-def test_the_noise_is_standard_normal_and_every_number_of_its_own(interpreted):
-    noise = np.array(list(interpreted["noise"].values()))  # (seeds,N,K,Z)
+@pytest.mark.parametrize("which", ["noise", "steps"])
+def test_the_noise_is_standard_normal_and_every_number_of_its_own(interpreted, which):
+    noise = np.array(list(interpreted["noise"].values()) if which == "noise" else interpreted["steps"])
     count = noise.size
     assert abs(noise.mean()) < 4 / count**0.5 and abs(noise.var() - 1) < 4 * (2 / count) ** 0.5
     assert abs((noise**4).mean() - 3) < 4 * (96 / count) ** 0.5 and len(np.unique(noise)) > 0.999 * count
-    for axis in range(4):
+    for axis in range(noise.ndim):  # seeds or steps, plans, candidates, numbers
         for step in (1, 2, 4):
             if step < noise.shape[axis]:
                 one, other = (
@@ -108,6 +109,11 @@ def test_a_candidates_noise_does_not_depend_on_how_many_there_are(interpreted):
         ({"value": {"width": 2048}}, False),
         ({"network": {"kind": "unet"}}, False),
         ({"network": {"bands": 1}}, False),
+        ({"diffusion": {}}, True),
+        ({"diffusion": {"sampler": "ddim", "sampling_steps": 5}, "scorer": "none"}, True),
+        ({"diffusion": {}, "network": {"kind": "unet"}}, False),
+        ({"diffusion": {}, "network": {"bands": 1}}, False),
+        ({"diffusion": {}, "network": {"width": 2048}}, False),
     ],
 )
 def test_what_is_covered(settings, covered):
@@ -259,7 +265,10 @@ def test_a_fused_plan_is_the_eager_plan(folder, name, candidates, in_full):
 
 
 @needs_gpu
-@pytest.mark.parametrize("settings", [{}, {"scorer": "return", "blend": 2.0}, {"scorer": "none"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"scorer": "return", "blend": 2.0}, {"scorer": "none"}, {"diffusion": {}}, {"diffusion": {"sampler": "ddim"}}],
+)
 @pytest.mark.parametrize(("candidates", "count"), [(1, 1), (64, 1), (1024, 1), (7, 3)])
 def test_the_usual_sizes_are_as_exact(settings, candidates, count, in_full):
     in_full()

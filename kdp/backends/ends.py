@@ -17,10 +17,11 @@ def begin(
     words,  # (2,) in the CPU's memory, which a GPU reads by itself: the noise's seed, and the windows' address
     told,  # (NUMBERS,) in the CPU's memory
     here,  # (NUMBERS,) the same on the GPU
-    place,  # (1,) the address, there
-    noise,  # (rows,NOISE)
+    kept,  # (2,) the words, there
+    noise,  # (rows,NOISE), if it is to be drawn
     rows,
     candidates,
+    DRAW: tl.constexpr,
     NUMBERS: tl.constexpr,
     NOISE: tl.constexpr,
     DRAWN: tl.constexpr,
@@ -32,13 +33,34 @@ def begin(
     _await(EARLY)
     seed = tl.load(words)
     if tl.program_id(0) == 0:
-        tl.store(place, tl.load(words + 1))
+        tl.store(kept, seed)
+        tl.store(kept + 1, tl.load(words + 1))
         for start in tl.static_range(0, NUMBERS, SOME):
             at = start + tl.arange(0, SOME)
             tl.store(here + at, tl.load(told + at, mask=at < NUMBERS, other=0.0), mask=at < NUMBERS)
-    row, z = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, DRAWN)[None, :]
-    drawn = _normal(seed, 0, row // candidates, row % candidates, z)
-    tl.store(noise + row * NOISE + z, drawn, mask=(row < rows) & (z < NOISE))
+    if DRAW:
+        row, z = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, DRAWN)[None, :]
+        drawn = _normal(seed, 0, row // candidates, row % candidates, z)
+        tl.store(noise + row * NOISE + z, drawn, mask=(row < rows) & (z < NOISE))
+
+
+@triton.jit
+def draw(
+    words,
+    noise,  # (steps,rows,NOISE)
+    rows,
+    candidates,
+    NOISE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The noise of all steps of a method that denoises."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    z, step = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :], tl.program_id(2)
+    _await(EARLY)
+    drawn = _normal(tl.load(words), step, row // candidates, row % candidates, z)
+    tl.store(noise + (step * rows + row) * NOISE + z, drawn, mask=(row < rows) & (z < NOISE))
 
 
 @triton.jit

@@ -1,55 +1,35 @@
 """A whole plan in about ten Triton kernels, within one CUDA graph: what a plan of small networks costs on a GPU is
-the number of its kernels, not its arithmetic."""
+the number of its kernels, not its arithmetic. Diffuser's plan has as many for every two of its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kdp.backends.cuda import Captured
+from kdp.backends.generators import by_libraries, generator, network_of, noise_shape
+from kdp.backends.layers import DEPTH, STEP, Tile, grid, how, layer, padded, shape, tile_of, tiles
 from kdp.backends.mapped import Mapped
 from kdp.backends.whole import NoScore, WholePlan, WorthScore
-from kdp.networks import Critic, ResidualMLP, StackedLinear, StackedNorm
+from kdp.networks import Critic, StackedLinear, StackedNorm
 
-
-class Tile(NamedTuple):
-    """How a layer is divided among programs."""
-
-    rows: int = 16
-    columns: int = 16
-    warps: int = 4
-    parts: int = 4  # of a product's inner axis, one for each warp; 1: a plain product
-
-
-TILE = Tile(16, 16, 4, 4)  # the best of five on an H200, by the time of a plan of 64 candidates
-WIDE = Tile(32, 32, 4, 4)  # for more rows (candidates of all plans) than FEW
-FEW = 256
 MANY = 256  # rows; with more the libraries' own products are taken
 MAPPED = True  # told and answering in the CPU's memory, see mapped.py
-BLOCK: Tile | None = Tile(16, 32, 8, 8)  # of FEW rows and the numbers between a block's layers; None: two kernels
-LEAVE = Tile(16, 32, 8, 8)  # of the last layer, where blocks leave pieces to be added up
 FOLD = 64  # candidates of a plan, at most, whose votes are counted where they are cast; 0: a kernel of its own
 FOLD_WARPS = 8
-PRECISION = "tf32x3"  # of products: as good as float32's own, "ieee", on tensor cores; "tf32" has 1e-3
-EARLY = False  # programmatic dependent launch, see kernels.py
-DEPTH = 256  # of a product's inner axis at once, where no norm needs it whole
 NEAR = 64  # inputs of a critic whose first layer is made anew in every program of the second
 BEGIN_ROWS, BEGIN_WARPS = 16, 4
+DRAW = Tile(16, 64)
 VOTE_ROWS, VOTE_WARPS = 4, 4
 ANSWER_COLUMNS, ANSWER_WARPS = 64, 4
 ANSWER_SOME = 64  # candidates that are blended at once
-FINISH = Tile(8, 128)
-
 WIDEST = 512  # a row that a norm is taken of: it must fit into the memory of one processor
-STEP = 32  # of the inner axis of first layers at once
-LEAST = 16  # in each axis of a product
 
 Function = Callable[..., tuple[Tensor, ...]]
 Weights = dict[str, Tensor]
-Generate = Callable[[Tensor, Tensor, Tensor], Tensor]
 Judge = Callable[[Tensor], "Heard | None"]
 
 
@@ -70,26 +50,25 @@ def fused(whole: WholePlan) -> Captured:
 
 
 def covers(whole: WholePlan) -> bool:
-    """Whether there are kernels for this plan: a residual MLP of one call, told the state alone, and no scorer or a
-    learned one."""
-    method, score = whole.method, whole.score
-    network: Any = getattr(method, "generator", None)
-    if not isinstance(network, ResidualMLP) or not isinstance(getattr(method, "noise", None), int):
-        return False  # another network, or a method that makes something else of its noise
-    plain = not whole.goal_dims and network.from_condition[1].in_features == method.clamp.state_dim  # nor bands, wishes
-    widths = [network.from_noise.out_features, network.from_noise.in_features]
+    """Whether there are kernels for this plan: a residual MLP that is told the state alone, of KDP or Diffuser, and no
+    scorer or a learned one."""
+    network, score = network_of(whole.method), whole.score
+    if network is None or whole.goal_dims or not isinstance(score, NoScore | WorthScore):
+        return False
+    widths = [network.from_noise.out_features]
+    if isinstance(whole.method.noise, int):
+        widths.append(whole.method.noise)
     if isinstance(score, WorthScore):
         widths.append(_critic(score.network)[0]["bias"].shape[-1])
-    known = isinstance(score, NoScore | WorthScore)
-    return plain and known and max(widths) <= WIDEST and whole.state_mean.dtype == torch.float32
+    return max(widths) <= WIDEST and whole.state_mean.dtype == torch.float32
 
 
 def answering(whole: WholePlan) -> Function:
-    """cuda.answering, by kernels: observation (N,d_s), noise (N,K,Z) -> candidates, scores, chosen, Plans.brief."""
+    """cuda.answering, by kernels: observation (N,d_s), noise -> candidates, scores, chosen, Plans.brief."""
     plan, size = _plan(whole), whole.tokens * whole.width
 
     def answer(here: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
-        count, candidates = noise.shape[:2]
+        count, candidates = noise.shape[:2] if noise.dim() == 3 else noise.shape[1:3]
         windows = here.new_empty(count, candidates, whole.tokens, whole.width)
         brief = here.new_empty(count, size + candidates + 1)
         scores, chosen = plan(here.contiguous(), noise.contiguous(), windows, brief)
@@ -113,125 +92,31 @@ def begun(whole: WholePlan, words: Tensor, told: Tensor, candidates: int) -> tup
     """What a plan is told, the noise of its seed, and the address of its windows, on the GPU."""
     from kdp.backends import ends
 
-    count, drawn = len(told), whole.method.noise
-    here, rows = torch.empty_like(told, device=whole.state_mean.device), count * candidates
-    noise, place = here.new_empty(count, candidates, drawn), here.new_empty(1, dtype=torch.int64)
-    ends.begin[(_tiles(rows, BEGIN_ROWS),)](
-        *(words, told, here, place, noise, rows, candidates),
-        **(_how(BEGIN_WARPS) | {"NUMBERS": told.numel(), "NOISE": drawn, "DRAWN": _padded(drawn), "ROWS": BEGIN_ROWS}),
-        SOME=128,
+    rows, here = len(told) * candidates, torch.empty_like(told, device=whole.state_mean.device)
+    noise = here.new_empty(noise_shape(whole, len(told), candidates))
+    kept, stepwise = here.new_empty(2, dtype=torch.int64), noise.dim() == 5
+    drawn = noise[0, 0, 0].numel() if stepwise else noise.shape[2]
+    sizes = {"NUMBERS": told.numel(), "SOME": 128, "NOISE": drawn, "DRAWN": padded(drawn), "ROWS": BEGIN_ROWS}
+    ends.begin[1 if stepwise else tiles(rows, BEGIN_ROWS),](
+        *(words, told, here, kept, noise, rows, candidates),
+        **(how(BEGIN_WARPS) | sizes | {"DRAW": not stepwise}),
     )
-    return here, noise, place
+    if stepwise:
+        sizes = {"NOISE": drawn, "ROWS": DRAW.rows, "COLUMNS": DRAW.columns}
+        ends.draw[grid(DRAW, rows, drawn, len(noise))](kept, noise, rows, candidates, **(how(DRAW.warps) | sizes))
+    return here, noise, kept[1:]
 
 
 def _plan(whole: WholePlan) -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
     """observation, noise, windows to be written (or their address) and the brief -> scores (N,K), chosen (N,)."""
-    few, many = (_generator(whole), _judge(whole)), _by_libraries(whole)
+    few, many = (generator(whole), _judge(whole)), (by_libraries(whole), _judge_by_libraries(whole))
 
     def plan(here: Tensor, noise: Tensor, windows: Tensor, brief: Tensor) -> tuple[Tensor, Tensor]:
-        generate, judge = few if noise.shape[:2].numel() <= MANY else many
-        return _answer(whole, windows, judge(generate(here, noise, windows)), brief, *noise.shape[:2])
+        candidates = brief.shape[1] - whole.tokens * whole.width - 1
+        generate, judge = few if len(here) * candidates <= MANY else many
+        return _answer(whole, windows, judge(generate(here, noise, windows)), brief, len(here), candidates)
 
     return plan
-
-
-def _generator(whole: WholePlan) -> Generate:
-    """observation (N,d_s), noise (N,K,Z) -> windows (N*K,L*D), written, and the standardised coordinates that a scorer
-    sees."""
-    from kdp.backends import kernels
-
-    network: Any = whole.method.generator
-    first, last = network.from_condition[1], network.from_condition[3]
-    width, drawn, state = first.out_features, network.from_noise.in_features, first.in_features
-    near, bias = first.weight.t().contiguous(), last.bias + network.from_noise.bias
-    sizes = {"STATE": state, "NOISE": drawn, "WIDTH": width, "DRAWN": _padded(drawn), "STEP": STEP}
-
-    def generate(here: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
-        candidates = noise.shape[1]
-        rows = noise.shape[0] * candidates
-        tile = _tile(rows)
-        h = here.new_empty(1, rows, width)
-        kernels.enter[_grid(tile, rows, width)](
-            *(here, whole.state_mean, whole.state_std, noise, near, first.bias, last.weight),
-            *(network.from_noise.weight, bias, h, rows, candidates),
-            **(_how(tile.warps) | _shape(tile, width) | sizes),
-        )
-        return _leave(whole, network.head, _through(network.blocks, h), here, candidates, windows)
-
-    return generate
-
-
-def _through(blocks: Any, h: Tensor) -> Tensor:
-    """(1,rows,width) -> residual blocks of it, in pieces (n,rows,width) that are to be added up."""
-    from kdp.backends import kernels
-
-    _, rows, width = h.shape
-    for norm, up, _, down in blocks:
-        if BLOCK is None or rows > FEW or width > DEPTH:
-            inside = _layer(h[0], up.weight, up.bias, (norm.weight, norm.bias))
-            h = _layer(inside, down.weight, down.bias, silu=True, onto=h[0])[None]
-            continue
-        padded = _padded(width)
-        tile = BLOCK._replace(columns=min(BLOCK.columns, padded))
-        out = h.new_empty(_tiles(width, tile.columns), rows, width)
-        kernels.block[_grid(tile, rows, width)](
-            *(h, norm.weight, norm.bias, up.weight, up.bias, down.weight, down.bias, out, rows),
-            **(_how(tile.warps) | _shape(tile, width) | {"WIDTH": width, "PADDED": padded, "FROM": len(h)}),
-        )
-        h = out
-    return h
-
-
-def _leave(whole: WholePlan, last: Any, h: Tensor, here: Tensor, candidates: int, windows: Tensor) -> Tensor:
-    """Pieces (n,rows,width) of what the last layers see -> windows, written, and what a scorer sees of them."""
-    from kdp.backends import kernels
-
-    (norm, head), (pieces, rows, width) = last, h.shape
-    tile, outputs = LEAVE if pieces > 1 else _tile(rows), head.out_features
-    seen = here.new_empty(rows, _seen(whole))
-    kernels.leave[_grid(tile, rows, outputs)](
-        *(h, norm.weight, norm.bias, head.weight, head.bias, here, whole.token_mean, whole.token_std),
-        *(windows, seen, rows, candidates),
-        **(_how(tile.warps) | _shape(tile, width) | _ending(whole, windows) | {"INPUTS": width, "FROM": pieces}),
-    )
-    return seen
-
-
-def _ending(whole: WholePlan, windows: Tensor) -> dict[str, Any]:
-    """Sizes of the kernels that end windows."""
-    sizes = {"OUTPUTS": whole.tokens * whole.width, "STATE": len(whole.state_mean), "TOKEN": whole.width}
-    return sizes | {"SEEN": _seen(whole), "PLACED": windows.dtype == torch.int64}
-
-
-def _by_libraries(whole: WholePlan) -> tuple[Generate, Judge]:
-    """The same with PyTorch's products, which are faster for many rows."""
-    from kdp.backends import kernels
-
-    network: Any = whole.method.generator
-
-    def generate(here: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
-        rows, candidates = noise.shape[:2].numel(), noise.shape[1]
-        x = network(noise, ((here - whole.state_mean) / whole.state_std)[:, None])
-        seen = here.new_empty(rows, _seen(whole))
-        kernels.finish[_grid(FINISH, rows, x.shape[-1])[:2]](
-            *(x, here, whole.token_mean, whole.token_std, windows, seen, rows, candidates),
-            **(_how(FINISH.warps) | _ending(whole, windows) | {"ROWS": FINISH.rows, "COLUMNS": FINISH.columns}),
-        )
-        return seen
-
-    def judge(seen: Tensor) -> Heard | None:
-        if not isinstance(whole.score, WorthScore):
-            return None
-        return Heard(whole.score.network.stack(seen.expand(whole.score.heads, -1, -1))[..., 0].contiguous())
-
-    return generate, judge
-
-
-def _seen(whole: WholePlan) -> int:
-    """How many of a window's coordinates, from the first on, its scorer looks at."""
-    if not isinstance(whole.score, WorthScore):
-        return 0
-    return whole.score.told if whole.score.critic else whole.tokens * whole.width
 
 
 def _judge(whole: WholePlan) -> Judge:
@@ -246,10 +131,21 @@ def _judge(whole: WholePlan) -> Judge:
         if chained:
             h, done = _look(seen, first, second), 2
         else:
-            h, done = _layer(seen, first["weight"], first["bias"]), 1
+            h, done = layer(seen, first["weight"], first["bias"]), 1
         for before, after in zip(layers[done - 1 :], layers[done:-1], strict=False):
-            h = _layer(h, after["weight"], after["bias"], (before["scale"], before["shift"]), silu=True)
+            h = layer(h, after["weight"], after["bias"], (before["scale"], before["shift"]), silu=True)
         return Heard(h, (layers[-2], layers[-1]))
+
+    return judge
+
+
+def _judge_by_libraries(whole: WholePlan) -> Judge:
+    """The same with PyTorch's products."""
+
+    def judge(seen: Tensor) -> Heard | None:
+        if not isinstance(whole.score, WorthScore):
+            return None
+        return Heard(whole.score.network.stack(seen.expand(whole.score.heads, -1, -1))[..., 0].contiguous())
 
     return judge
 
@@ -271,37 +167,11 @@ def _look(seen: Tensor, first: Weights, second: Weights) -> Tensor:
     from kdp.backends import kernels
 
     rows, (heads, inputs, width) = len(seen), first["near"].shape
-    out, tile = seen.new_empty(heads, rows, width), _tile(rows)
-    kernels.look[_grid(tile, rows, width, heads)](
+    out, tile = seen.new_empty(heads, rows, width), tile_of(rows)
+    kernels.look[grid(tile, rows, width, heads)](
         *(seen, first["near"], first["bias"], first["scale"], first["shift"], second["weight"], second["bias"]),
         *(out, rows),
-        **(_how(tile.warps) | _shape(tile, width) | {"INPUTS": inputs, "WIDTH": width, "STEP": STEP}),
-    )
-    return out
-
-
-def _layer(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    norm: tuple[Tensor, Tensor] | None = None,
-    silu: bool = False,
-    onto: Tensor | None = None,
-) -> Tensor:
-    """x (rows,inputs) or (heads,rows,inputs), weight (outputs,inputs) or (heads,outputs,inputs) -> linear(x), of x
-    normalised and activated first and added to another tensor then, where that is asked for."""
-    from kdp.backends import kernels
-
-    rows, (outputs, inputs) = x.shape[-2], weight.shape[-2:]
-    lead = weight.shape[:-2]
-    tile = _tile(rows)
-    shape = _shape(tile, inputs if norm else min(inputs, DEPTH))
-    flags = {"NORM": norm is not None, "SILU": silu, "ADD": onto is not None}
-    out = x.new_empty(*lead, rows, outputs)
-    scale, shift = norm or (bias, bias)
-    kernels.layer[_grid(tile, rows, outputs, lead.numel())](
-        *(x, scale, shift, weight, bias, out if onto is None else onto, out, rows, rows * inputs * (x.dim() == 3)),
-        **(_how(tile.warps) | shape | flags | {"INPUTS": inputs, "OUTPUTS": outputs}),
+        **(how(tile.warps) | shape(tile, width) | {"INPUTS": inputs, "WIDTH": width, "STEP": STEP}),
     )
     return out
 
@@ -314,9 +184,9 @@ def _vote(heard: Heard) -> Heard:
         return heard
     (heads, rows, width), (before, last) = heard.x.shape, heard.layers
     votes = heard.x.new_empty(heads, rows)
-    ends.vote[(_tiles(rows, VOTE_ROWS), heads)](
+    ends.vote[(tiles(rows, VOTE_ROWS), heads)](
         *(heard.x, before["scale"], before["shift"], last["weight"], last["bias"], votes, rows),
-        **(_how(VOTE_WARPS) | {"WIDTH": width, "PADDED": _padded(width), "ROWS": VOTE_ROWS}),
+        **(how(VOTE_WARPS) | {"WIDTH": width, "PADDED": padded(width), "ROWS": VOTE_ROWS}),
     )
     return Heard(votes)
 
@@ -338,41 +208,12 @@ def _answer(
     if heard is not None and heard.layers is not None:
         (before, last), width = heard.layers, votes.shape[2]
         weights = (before["scale"], before["shift"], last["weight"], last["bias"])
-    every = _padded(candidates)
-    sizes = {"SIZE": size, "HEADS": heads, "PADDED": _padded(heads, 1), "WIDTH": width, "DEEP": _padded(width)}
+    every = padded(candidates)
+    sizes = {"SIZE": size, "HEADS": heads, "PADDED": padded(heads, 1), "WIDTH": width, "DEEP": padded(width)}
     tastes = {"CAUTION": float(whole.caution), "BLEND": float(whole.blend), "PLACED": windows.dtype == torch.int64}
-    tiles = {"COLUMNS": ANSWER_COLUMNS, "ALL": every, "SOME": every if width else ANSWER_SOME}
-    ends.answer[(count, _tiles(size, ANSWER_COLUMNS))](
+    some = {"COLUMNS": ANSWER_COLUMNS, "ALL": every, "SOME": every if width else ANSWER_SOME}
+    ends.answer[(count, tiles(size, ANSWER_COLUMNS))](
         *(windows, votes, *weights, scores, chosen, brief, count * candidates, candidates),
-        **(_how(FOLD_WARPS if width else ANSWER_WARPS) | sizes | tastes | tiles),
+        **(how(FOLD_WARPS if width else ANSWER_WARPS) | sizes | tastes | some),
     )
     return scores, chosen
-
-
-def _tile(rows: int) -> Tile:
-    return TILE if rows <= FEW else WIDE
-
-
-def _shape(tile: Tile, depth: int) -> dict[str, Any]:
-    """A tile, and how the `depth` that a product has at once is divided: PARTS * PART is that, padded."""
-    size = _padded(depth)
-    parts = min(tile.parts, size // LEAST)
-    return {"ROWS": tile.rows, "COLUMNS": tile.columns, "PARTS": parts, "PART": size // parts, "PRECISION": PRECISION}
-
-
-def _grid(tile: Tile, rows: int, columns: int, heads: int = 1) -> tuple[int, int, int]:
-    return _tiles(rows, tile.rows), _tiles(columns, tile.columns), heads
-
-
-def _how(warps: int) -> dict[str, Any]:
-    """How a kernel is launched."""
-    return {"num_warps": warps, "EARLY": EARLY} | ({"launch_pdl": True} if EARLY else {})
-
-
-def _tiles(size: int, tile: int) -> int:
-    return -(-size // tile)
-
-
-def _padded(size: int, least: int = LEAST) -> int:
-    """The next power of two."""
-    return max(least, 1 << (size - 1).bit_length() if size else least)

@@ -91,9 +91,9 @@ def enter(
     here,  # (N,STATE) observations
     mean,  # (STATE,)
     std,
-    noise,  # (rows,NOISE)
+    noise,  # (rows,NOISE); NOISE 0: none
     near,  # (STATE,WIDTH) of the condition's first layer
-    near_bias,  # (WIDTH,)
+    near_bias,  # (TIMES,WIDTH): that of a row is its number's, modulo TIMES
     far,  # (WIDTH,WIDTH) of its second, outputs first
     drawn,  # (WIDTH,NOISE) of the noise's layer
     bias,  # (WIDTH,) of both
@@ -108,6 +108,7 @@ def enter(
     PARTS: tl.constexpr,
     PART: tl.constexpr,
     STEP: tl.constexpr,
+    TIMES: tl.constexpr,
     DRAWN: tl.constexpr,
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
@@ -123,11 +124,17 @@ def enter(
         far + column[None, None, :] * WIDTH + down, mask=(down < WIDTH) & right[None, None, :], other=0.0
     )  # (PARTS,PART,COLUMNS)
     b = tl.load(bias + column, mask=right, other=0.0)
-    z = tl.arange(0, DRAWN)
-    v = tl.load(drawn + column[None, :] * NOISE + z[:, None], mask=(z[:, None] < NOISE) & right[None, :], other=0.0)
-    h = tl.zeros((PARTS, ROWS, PART), tl.float32) + tl.load(near_bias + k, mask=k < WIDTH, other=0.0)
+    if NOISE > 0:
+        z = tl.arange(0, DRAWN)
+        v = tl.load(drawn + column[None, :] * NOISE + z[:, None], mask=(z[:, None] < NOISE) & right[None, :], other=0.0)
+    if TIMES > 1:
+        time = (row % TIMES)[None, :, None]
+        h = tl.load(near_bias + time * WIDTH + k, mask=(k < WIDTH) & live[None, :, None], other=0.0)
+    else:
+        h = tl.zeros((PARTS, ROWS, PART), tl.float32) + tl.load(near_bias + k, mask=k < WIDTH, other=0.0)
     _await(EARLY)
-    u = tl.load(noise + row[:, None] * NOISE + z[None, :], mask=live[:, None] & (z[None, :] < NOISE), other=0.0)
+    if NOISE > 0:
+        u = tl.load(noise + row[:, None] * NOISE + z[None, :], mask=live[:, None] & (z[None, :] < NOISE), other=0.0)
     plan = (row // candidates)[None, :, None]
     for start in tl.static_range(0, STATE, STEP):
         across, along = start + step[None, None, :], start + step[None, :, None]
@@ -137,7 +144,9 @@ def enter(
         s /= tl.load(std + across, mask=across < STATE, other=1.0)
         wide = tl.load(near + along * WIDTH + k, mask=(along < STATE) & (k < WIDTH), other=0.0)
         h += _times(s, wide, PARTS, PRECISION)
-    h = _product(_silu(h), w, PARTS, PRECISION) + tl.dot(u, v, input_precision=PRECISION) + b[None, :]
+    h = _product(_silu(h), w, PARTS, PRECISION) + b[None, :]
+    if NOISE > 0:
+        h += tl.dot(u, v, input_precision=PRECISION)
     tl.store(out + row[:, None] * WIDTH + column[None, :], h, mask=live[:, None] & right[None, :])
 
 
@@ -148,10 +157,12 @@ def layer(
     shift,
     weight,  # (heads,OUTPUTS,INPUTS)
     bias,  # (heads,OUTPUTS)
-    onto,  # (heads,rows,OUTPUTS) what is added, if anything is
+    onto,  # (heads,rows/each,OUTPUTS) what is added, if anything is
     out,  # (heads,rows,OUTPUTS)
     rows,
     apart,  # numbers from one head's x to the next; 0: all see the same
+    each,  # rows that the same is added to
+    pitch,  # numbers from a row of `onto` to the next
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     NORM: tl.constexpr,
@@ -195,7 +206,8 @@ def layer(
     at = (head * rows + row)[:, None] * OUTPUTS + column[None, :]
     mask = live[:, None] & right[None, :]
     if ADD:
-        y += tl.load(onto + at, mask=mask, other=0.0)
+        same = head * (rows // each) * pitch + (row // each)[:, None] * pitch + column[None, :]
+        y += tl.load(onto + same, mask=mask, other=0.0)
     tl.store(out + at, y, mask=mask)
 
 

@@ -1,0 +1,175 @@
+"""What draws the windows of fused plans: KDP in one call, Diffuser step by step, or the libraries for many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kdp.backends import layers
+from kdp.backends.layers import STEP, Tile, grid, how, layer, padded, shape, through, tile_of
+from kdp.backends.whole import WholePlan, WorthScore
+from kdp.networks import ResidualMLP
+
+FINISH = Tile(8, 128)
+
+Generate = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Observation (N,d_s), noise, windows (N,K,L,D) to be written or their address -> what a scorer sees of them."""
+
+
+def network_of(method: Any) -> ResidualMLP | None:
+    """The network of a method that there are kernels for: a residual MLP that is told the state, and perhaps a time."""
+    if isinstance(getattr(method, "noise", None), int):  # KDP's; others make something else of their noise
+        network = getattr(method, "generator", None)
+        plain = isinstance(network, ResidualMLP) and network.from_condition[1].in_features == method.clamp.state_dim
+    else:
+        denoiser = getattr(method, "denoiser", None)
+        network = getattr(denoiser, "body", None)
+        plain = denoiser is not None and not len(denoiser.bands.frequencies)
+        plain = plain and method.clamp.told == method.clamp.state_dim
+    return network if plain and isinstance(network, ResidualMLP) else None  # neither bands, nor goals or wishes
+
+
+def noise_shape(whole: WholePlan, count: int, candidates: int) -> tuple[int, ...]:
+    """(N,K,Z), or of a method that denoises (steps,N,K,L,D): what its `draw` gives."""
+    method: Any = whole.method
+    if isinstance(method.noise, int):
+        return count, candidates, method.noise
+    steps = method.nfe if method.diffusion.sampler == "ddpm" else 1
+    return steps, count, candidates, whole.tokens, whole.width
+
+
+def generator(whole: WholePlan) -> Generate:
+    """By kernels."""
+    return one_call(whole) if isinstance(whole.method.noise, int) else denoising(whole)
+
+
+def one_call(whole: WholePlan) -> Generate:
+    """KDP's."""
+    from kdp.backends import kernels
+
+    network: Any = whole.method.generator
+    first, last = network.from_condition[1], network.from_condition[3]
+    width, drawn = first.out_features, network.from_noise.in_features
+    near, bias = first.weight.t().contiguous(), last.bias + network.from_noise.bias
+    sizes = {"STATE": len(near), "NOISE": drawn, "WIDTH": width, "DRAWN": padded(drawn), "STEP": STEP, "TIMES": 1}
+
+    def generate(here: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
+        rows, candidates = noise.shape[:2].numel(), noise.shape[1]
+        tile, h = tile_of(rows), here.new_empty(1, rows, width)
+        kernels.enter[grid(tile, rows, width)](
+            *(here, whole.state_mean, whole.state_std, noise, near, first.bias, last.weight),
+            *(network.from_noise.weight, bias, h, rows, candidates),
+            **(how(tile.warps) | shape(tile, width) | sizes),
+        )
+        h, (norm, head), seen = through(network.blocks, h), network.head, here.new_empty(rows, seen_of(whole))
+        tile = layers.LEAVE if len(h) > 1 else tile
+        kernels.leave[grid(tile, rows, head.out_features)](
+            *(h, norm.weight, norm.bias, head.weight, head.bias, here, whole.token_mean, whole.token_std),
+            *(windows, seen, rows, candidates),
+            **(how(tile.warps) | shape(tile, width) | ending(whole, windows) | {"INPUTS": width, "FROM": len(h)}),
+        )
+        return seen
+
+    return generate
+
+
+def denoising(whole: WholePlan) -> Generate:
+    """Diffuser's: a step is five launches. What it is told of the state and the time is computed for all steps at once,
+    and the step itself (prediction, clip, clamp, fresh noise) in the network's last layer."""
+    from kdp.backends import denoise, kernels
+
+    method: Any = whole.method
+    network, times, size = method.denoiser.body, method.times[:-1], whole.tokens * whole.width
+    first, last, state = network.from_condition[1], network.from_condition[3], len(whole.state_mean)
+    width, near = first.out_features, first.weight[:, :state].t().contiguous()
+    late = (_told_of_times(method).double() @ first.weight.double().t() + first.bias.double()).float()  # (T,width)
+    factors = torch.cat([method.steps, torch.stack([method.signal, method.noise], 1)[times]], 1).tolist()
+    enter = {"STATE": state, "NOISE": 0, "WIDTH": width, "DRAWN": layers.LEAST, "STEP": STEP, "TIMES": len(times)}
+    how_denoised = {"EPSILON": method.diffusion.predict == "epsilon", "CLIP": float(method.diffusion.clip)}
+
+    def generate(here: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
+        count, candidates = noise.shape[1:3]
+        rows = count * candidates
+        tile, told = tile_of(count * len(times)), here.new_empty(count, len(times), width)
+        kernels.enter[grid(tile, count * len(times), width)](
+            *(here, whole.state_mean, whole.state_std, here, near, late, last.weight),
+            *(here, last.bias, told, count * len(times), len(times)),
+            **(how(tile.warps) | shape(tile, width) | enter),
+        )
+        x = here.new_empty(rows, size)
+        finish(whole, noise[0], here, torch.empty_like(x), x)
+        for number, scales in enumerate(factors):
+            done, noisy = number == len(times) - 1, number + 1 < len(noise)
+            h = layer(x, network.from_noise.weight, network.from_noise.bias, onto=told[:, number])
+            h, (norm, head) = through(network.blocks, h[None]), network.head
+            tile = layers.LEAVE if len(h) > 1 else tile_of(rows)
+            seen = here.new_empty(rows, seen_of(whole) if done else size)
+            sizes = ending(whole, windows) | {"SEEN": seen.shape[1], "INPUTS": width, "FROM": len(h)}
+            denoise.descend[grid(tile, rows, size)](
+                *(h, norm.weight, norm.bias, head.weight, head.bias, here, whole.token_mean, whole.token_std),
+                *(x, noise[number + 1 if noisy else 0], windows, seen, rows, candidates, *scales),
+                **(how(tile.warps) | shape(tile, width) | sizes | how_denoised | {"NOISY": noisy, "DONE": done}),
+            )
+            x = seen
+        return x
+
+    return generate
+
+
+def _told_of_times(method: Any) -> Tensor:
+    """(T,n) what Diffuser's network is told in each of its steps, of a state of zeros: overheard as it is called."""
+    told: list[Tensor] = []
+    network, clamp, device = method.denoiser, method.clamp, method.steps.device
+    hook = network.body.register_forward_pre_hook(lambda module, given: told.append(given[1].reshape(1, -1)))
+    window, state = torch.zeros(1, 1, clamp.tokens, clamp.width), torch.zeros(1, 1, clamp.told)
+    with torch.no_grad():
+        for time in method.times[:-1]:
+            network(window.to(device), torch.full((1, 1), time, device=device), state.to(device))
+    hook.remove()
+    return torch.cat(told)
+
+
+def by_libraries(whole: WholePlan) -> Generate:
+    """With PyTorch's products."""
+    method: Any = whole.method
+
+    def generate(here: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
+        condition = whole.condition(here, None)
+        if isinstance(method.noise, int):
+            x = method.generator(noise, condition.vector()[:, None])
+        else:
+            x = method.decode(noise, condition)
+        seen = here.new_empty(x.shape[:2].numel(), seen_of(whole))
+        return finish(whole, x.contiguous(), here, windows, seen)
+
+    return generate
+
+
+def finish(whole: WholePlan, x: Tensor, here: Tensor, windows: Tensor, seen: Tensor) -> Tensor:
+    """Standardised x (N,K,...) -> the windows, written: clamped and in the dataset's units; and `seen`, written: the
+    first coordinates of each, clamped."""
+    from kdp.backends import kernels
+
+    rows, candidates = x.shape[:2].numel(), x.shape[1]
+    sizes = ending(whole, windows) | {"SEEN": seen.shape[1], "ROWS": FINISH.rows, "COLUMNS": FINISH.columns}
+    kernels.finish[grid(FINISH, rows, whole.tokens * whole.width)](
+        *(x, here, whole.token_mean, whole.token_std, windows, seen, rows, candidates),
+        **(how(FINISH.warps) | sizes),
+    )
+    return seen
+
+
+def ending(whole: WholePlan, windows: Tensor) -> dict[str, Any]:
+    """Sizes of the kernels that end windows."""
+    sizes = {"OUTPUTS": whole.tokens * whole.width, "STATE": len(whole.state_mean), "TOKEN": whole.width}
+    return sizes | {"SEEN": seen_of(whole), "PLACED": windows.dtype == torch.int64}
+
+
+def seen_of(whole: WholePlan) -> int:
+    """How many of a window's coordinates, from the first on, its scorer looks at."""
+    if not isinstance(whole.score, WorthScore):
+        return 0
+    return whole.score.told if whole.score.critic else whole.tokens * whole.width
