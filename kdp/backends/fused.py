@@ -18,7 +18,7 @@ from kdp.networks import Critic, StackedLinear, StackedNorm
 
 MANY = 256  # rows; with more the libraries' own products are taken
 MAPPED = True  # told and answering in the CPU's memory, see mapped.py
-FOLD = 64  # candidates of a plan, at most, whose votes are counted where they are cast; 0: a kernel of its own
+FOLD = 0  # candidates of a plan, at most, whose votes are counted where they are cast; 0: a kernel of its own
 FOLD_WARPS = 8
 NEAR = 64  # inputs of a critic whose first layer is made anew in every program of the second
 BEGIN_ROWS, BEGIN_WARPS = 16, 4

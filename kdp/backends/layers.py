@@ -19,7 +19,7 @@ class Tile(NamedTuple):
 TILE = Tile(16, 16, 4, 4)  # the best of five on an H200, by the time of a plan of 64 candidates
 WIDE = Tile(32, 32, 4, 4)  # for more rows (candidates of all plans) than FEW
 FEW = 256
-BLOCK: Tile | None = Tile(16, 32, 8, 8)  # of FEW rows and the numbers between a block's layers; None: two kernels
+BLOCK: Tile | None = None  # of FEW rows and the numbers between a block's layers; None: two kernels
 LEAVE = Tile(16, 32, 8, 8)  # of the last layer, where blocks leave pieces to be added up
 PRECISION = "tf32x3"  # of products: as good as float32's own, "ieee", on tensor cores; "tf32" has 1e-3
 EARLY = False  # programmatic dependent launch, see kernels.py
