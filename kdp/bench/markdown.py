@@ -39,17 +39,22 @@ def prose(text: str) -> list[str]:
 
 def origin(groups: list[Rows]) -> list[str]:
     """Below a table: whose rows come from which commit and device."""
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for row in [row for group in groups for row in group]:
-        names = found.setdefault((str(row["commit"]), row["device"]), [])
-        names.append(f"{row['task']} {row['method']}")
+        tasks = found.setdefault((str(row["commit"]), row["device"]), {})
+        tasks.setdefault(row["task"], {})[row["method"]] = None
     alone = len(found) == 1
-    said = [
-        f"{commit} on {device}" + ("" if alone else f": {', '.join(dict.fromkeys(names))}")
-        for (commit, device), names in found.items()
-    ]
+    said = [f"{commit} on {device}" + ("" if alone else f": {_of(tasks)}") for (commit, device), tasks in found.items()]
     quick = any(row.get("quick") for group in groups for row in group)
     return prose(("From a --quick study: not results. " if quick else "") + f"Commits: {'; '.join(said)}.")
+
+
+def _of(tasks: dict[str, dict[str, None]]) -> str:
+    """Tasks of the same methods together, with the methods once."""
+    together: dict[str, list[str]] = {}
+    for task, methods in tasks.items():
+        together.setdefault(", ".join(sorted(methods)), []).append(task)
+    return " and ".join(f"{methods} of {', '.join(some)}" for methods, some in together.items())
 
 
 def ms(group: Rows) -> str:
