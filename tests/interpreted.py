@@ -88,11 +88,8 @@ def varied(constants: dict[str, object], measure=errors) -> list[float]:
 
 
 VARIANTS = {
-    "a kernel for each layer": {"BLOCK": None},
     "votes counted apart": {"FOLD": 0},
-    "tiles for many rows": {"FEW": 0},
     "the libraries' products": {"MANY": 0},
-    "small pieces": {"BLOCK": layers.Tile(16, 16, 4, 2), "LEAVE": layers.Tile(16, 16, 4, 1)},
 }
 CASES = {
     f"{scorer}, blend {blend}, K {k}, N {n}": ({"scorer": scorer, "blend": blend}, k, n)

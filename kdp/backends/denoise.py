@@ -5,12 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kdp.backends.kernels import _await, _finished, _known, _norm, _place, _product, _summed
+from kdp.backends.kernels import _await, _finished, _known, _norm, _place, _product
 
 
 @triton.jit
 def descend(
-    h,  # (FROM,rows,INPUTS) pieces to be added up
+    h,  # (rows,INPUTS)
     scale,  # (INPUTS,)
     shift,
     weight,  # (OUTPUTS,INPUTS)
@@ -34,7 +34,6 @@ def descend(
     STATE: tl.constexpr,
     TOKEN: tl.constexpr,
     SEEN: tl.constexpr,
-    FROM: tl.constexpr,
     PLACED: tl.constexpr,
     NOISY: tl.constexpr,
     EPSILON: tl.constexpr,
@@ -63,8 +62,8 @@ def descend(
     _await(EARLY)
     if DONE:
         windows = _place(windows, PLACED)
-    mask = (k < INPUTS) & live[None, :, None]
-    h = _summed(h, row[None, :, None] * INPUTS + k, mask, rows * INPUTS, FROM)
+    at, mask = row[None, :, None] * INPUTS + k, (k < INPUTS) & live[None, :, None]
+    h = tl.load(h + at, mask=mask, other=0.0)
     at, mask = row[:, None] * OUTPUTS + column[None, :], live[:, None] & right[None, :]
     before = tl.load(x + at, mask=mask, other=0.0)
     if NOISY:

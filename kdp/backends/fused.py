@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kdp.backends.cuda import Captured
 from kdp.backends.generators import by_libraries, generator, network_of, noise_shape
-from kdp.backends.layers import DEPTH, STEP, Tile, grid, how, layer, padded, shape, tile_of, tiles
+from kdp.backends.layers import DEPTH, STEP, TILE, Tile, grid, how, layer, padded, shape, tiles
 from kdp.backends.mapped import Mapped
 from kdp.backends.whole import NoScore, WholePlan, WorthScore
 from kdp.networks import Critic, StackedLinear, StackedNorm
@@ -167,11 +167,11 @@ def _look(seen: Tensor, first: Weights, second: Weights) -> Tensor:
     from kdp.backends import kernels
 
     rows, (heads, inputs, width) = len(seen), first["near"].shape
-    out, tile = seen.new_empty(heads, rows, width), tile_of(rows)
-    kernels.look[grid(tile, rows, width, heads)](
+    out = seen.new_empty(heads, rows, width)
+    kernels.look[grid(TILE, rows, width, heads)](
         *(seen, first["near"], first["bias"], first["scale"], first["shift"], second["weight"], second["bias"]),
         *(out, rows),
-        **(how(tile.warps) | shape(tile, width) | {"INPUTS": inputs, "WIDTH": width, "STEP": STEP}),
+        **(how(TILE.warps) | shape(width) | {"INPUTS": inputs, "WIDTH": width, "STEP": STEP}),
     )
     return out
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdp.backends import layers
-from kdp.backends.layers import STEP, Tile, grid, how, layer, padded, shape, through, tile_of
+from kdp.backends.layers import LEAST, STEP, TILE, Tile, grid, how, layer, padded, shape, through
 from kdp.backends.whole import WholePlan, WorthScore
 from kdp.networks import ResidualMLP
 
@@ -58,18 +57,17 @@ def one_call(whole: WholePlan) -> Generate:
 
     def generate(here: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
         rows, candidates = noise.shape[:2].numel(), noise.shape[1]
-        tile, h = tile_of(rows), here.new_empty(1, rows, width)
-        kernels.enter[grid(tile, rows, width)](
+        h = here.new_empty(rows, width)
+        kernels.enter[grid(TILE, rows, width)](
             *(here, whole.state_mean, whole.state_std, noise, near, first.bias, last.weight),
             *(network.from_noise.weight, bias, h, rows, candidates),
-            **(how(tile.warps) | shape(tile, width) | sizes),
+            **(how(TILE.warps) | shape(width) | sizes),
         )
         h, (norm, head), seen = through(network.blocks, h), network.head, here.new_empty(rows, seen_of(whole))
-        tile = layers.LEAVE if len(h) > 1 else tile
-        kernels.leave[grid(tile, rows, head.out_features)](
+        kernels.leave[grid(TILE, rows, head.out_features)](
             *(h, norm.weight, norm.bias, head.weight, head.bias, here, whole.token_mean, whole.token_std),
             *(windows, seen, rows, candidates),
-            **(how(tile.warps) | shape(tile, width) | ending(whole, windows) | {"INPUTS": width, "FROM": len(h)}),
+            **(how(TILE.warps) | shape(width) | ending(whole, windows) | {"INPUTS": width}),
         )
         return seen
 
@@ -77,8 +75,9 @@ def one_call(whole: WholePlan) -> Generate:
 
 
 def denoising(whole: WholePlan) -> Generate:
-    """Diffuser's: a step is five launches. What it is told of the state and the time is computed for all steps at once,
-    and the step itself (prediction, clip, clamp, fresh noise) in the network's last layer."""
+    """Diffuser's: a step is two launches, and two for each residual block. What it is told of the state and the time is
+    computed for all steps at once, and the step itself (prediction, clip, clamp, fresh noise) in the network's last
+    layer."""
     from kdp.backends import denoise, kernels
 
     method: Any = whole.method
@@ -87,31 +86,30 @@ def denoising(whole: WholePlan) -> Generate:
     width, near = first.out_features, first.weight[:, :state].t().contiguous()
     late = (_told_of_times(method).double() @ first.weight.double().t() + first.bias.double()).float()  # (T,width)
     factors = torch.cat([method.steps, torch.stack([method.signal, method.noise], 1)[times]], 1).tolist()
-    enter = {"STATE": state, "NOISE": 0, "WIDTH": width, "DRAWN": layers.LEAST, "STEP": STEP, "TIMES": len(times)}
+    enter = {"STATE": state, "NOISE": 0, "WIDTH": width, "DRAWN": LEAST, "STEP": STEP, "TIMES": len(times)}
     how_denoised = {"EPSILON": method.diffusion.predict == "epsilon", "CLIP": float(method.diffusion.clip)}
 
     def generate(here: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
         count, candidates = noise.shape[1:3]
         rows = count * candidates
-        tile, told = tile_of(count * len(times)), here.new_empty(count, len(times), width)
-        kernels.enter[grid(tile, count * len(times), width)](
+        told = here.new_empty(count, len(times), width)
+        kernels.enter[grid(TILE, count * len(times), width)](
             *(here, whole.state_mean, whole.state_std, here, near, late, last.weight),
             *(here, last.bias, told, count * len(times), len(times)),
-            **(how(tile.warps) | shape(tile, width) | enter),
+            **(how(TILE.warps) | shape(width) | enter),
         )
         x = here.new_empty(rows, size)
         finish(whole, noise[0], here, torch.empty_like(x), x)
         for number, scales in enumerate(factors):
             done, noisy = number == len(times) - 1, number + 1 < len(noise)
             h = layer(x, network.from_noise.weight, network.from_noise.bias, onto=told[:, number])
-            h, (norm, head) = through(network.blocks, h[None]), network.head
-            tile = layers.LEAVE if len(h) > 1 else tile_of(rows)
+            h, (norm, head) = through(network.blocks, h), network.head
             seen = here.new_empty(rows, seen_of(whole) if done else size)
-            sizes = ending(whole, windows) | {"SEEN": seen.shape[1], "INPUTS": width, "FROM": len(h)}
-            denoise.descend[grid(tile, rows, size)](
+            sizes = ending(whole, windows) | {"SEEN": seen.shape[1], "INPUTS": width}
+            denoise.descend[grid(TILE, rows, size)](
                 *(h, norm.weight, norm.bias, head.weight, head.bias, here, whole.token_mean, whole.token_std),
                 *(x, noise[number + 1 if noisy else 0], windows, seen, rows, candidates, *scales),
-                **(how(tile.warps) | shape(tile, width) | sizes | how_denoised | {"NOISY": noisy, "DONE": done}),
+                **(how(TILE.warps) | shape(width) | sizes | how_denoised | {"NOISY": noisy, "DONE": done}),
             )
             x = seen
         return x

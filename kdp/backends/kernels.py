@@ -59,15 +59,6 @@ def _times(x, w, PARTS: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _summed(x, at, mask, apart, PIECES: tl.constexpr):
-    """What x, given as PIECES that lie `apart` and are to be added up, is at the places `at`."""
-    h = tl.load(x + at, mask=mask, other=0.0)
-    for piece in tl.static_range(1, PIECES):
-        h += tl.load(x + piece * apart + at, mask=mask, other=0.0)
-    return h
-
-
-@triton.jit
 def _normal(seed, step, plan, candidate, number):
     """A standard normal number for each place, by Philox: it depends on nothing but the seed and the place. Four words
     make two pairs of them."""
@@ -212,56 +203,6 @@ def layer(
 
 
 @triton.jit
-def block(
-    x,  # (FROM,rows,WIDTH) pieces to be added up
-    scale,  # (WIDTH,)
-    shift,
-    up,  # (WIDTH,WIDTH) outputs first
-    up_bias,  # (WIDTH,)
-    down,  # (WIDTH,WIDTH) outputs first
-    down_bias,  # (WIDTH,)
-    out,  # (pieces,rows,WIDTH)
-    rows,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    FROM: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr,
-    PART: tl.constexpr,
-    PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """A residual block. Each program makes COLUMNS of the numbers between its two layers, and what the second makes of
-    them: the sum is left to whoever reads it, so that two layers take one launch."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    first = tl.program_id(1) * COLUMNS
-    between, column = first + tl.arange(0, COLUMNS), tl.arange(0, PADDED)
-    live = row < rows
-    part = tl.arange(0, PARTS)[:, None, None]
-    k = part * PART + tl.arange(0, PART)[None, None, :]
-    deep = part * PART + tl.arange(0, PART)[None, :, None]
-    mask = (deep < WIDTH) & (between < WIDTH)[None, None, :]
-    w = tl.load(up + between[None, None, :] * WIDTH + deep, mask=mask, other=0.0)  # (PARTS,PART,COLUMNS)
-    a = tl.load(scale + k, mask=k < WIDTH, other=0.0)
-    b = tl.load(shift + k, mask=k < WIDTH, other=0.0)
-    c = tl.load(up_bias + between, mask=between < WIDTH, other=0.0)
-    mask = (between < WIDTH)[:, None] & (column < WIDTH)[None, :]
-    v = tl.load(down + column[None, :] * WIDTH + between[:, None], mask=mask, other=0.0)  # (COLUMNS,PADDED)
-    own = (column >= first) & (column < first + COLUMNS) & (column < WIDTH)  # of what the block's sum is added to
-    bias = tl.load(down_bias + column, mask=own, other=0.0)
-    _await(EARLY)
-    mask = (k < WIDTH) & live[None, :, None]
-    h = _summed(x, row[None, :, None] * WIDTH + k, mask, rows * WIDTH, FROM)
-    at, mask = row[:, None] * WIDTH + column[None, :], live[:, None] & own[None, :]
-    y = _summed(x, at, mask, rows * WIDTH, FROM) + bias[None, :]
-    h = _product(_norm(h, a, b, k < WIDTH, WIDTH), w, PARTS, PRECISION) + c[None, :]
-    y += tl.dot(_silu(h), v, input_precision=PRECISION)
-    mask = live[:, None] & (column < WIDTH)[None, :]
-    tl.store(out + tl.program_id(1) * rows * WIDTH + at, y, mask=mask)
-
-
-@triton.jit
 def _known(here, m, s, row, column, rows, candidates, STATE: tl.constexpr):
     """What the clamp writes over a window's columns, standardised; and where it does."""
     clamped = (column < STATE)[None, :]
@@ -313,7 +254,7 @@ def finish(
 
 @triton.jit
 def leave(
-    x,  # (FROM,rows,INPUTS) pieces to be added up
+    x,  # (rows,INPUTS)
     scale,  # (INPUTS,)
     shift,
     weight,  # (OUTPUTS,INPUTS)
@@ -330,7 +271,6 @@ def leave(
     STATE: tl.constexpr,
     TOKEN: tl.constexpr,
     SEEN: tl.constexpr,
-    FROM: tl.constexpr,
     PLACED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -354,8 +294,8 @@ def leave(
     s = tl.load(std + column % TOKEN, mask=column < OUTPUTS, other=1.0)[None, :]
     _await(EARLY)
     windows = _place(windows, PLACED)
-    mask = (k < INPUTS) & live[None, :, None]
-    h = _summed(x, row[None, :, None] * INPUTS + k, mask, rows * INPUTS, FROM)
+    at, mask = row[None, :, None] * INPUTS + k, (k < INPUTS) & live[None, :, None]
+    h = tl.load(x + at, mask=mask, other=0.0)
     known, clamped = _known(here, m, s, row, column, rows, candidates, STATE)
     y = _product(_norm(h, a, b, k < INPUTS, INPUTS), w, PARTS, PRECISION) + c[None, :]
     y = tl.where(clamped, known, y)

@@ -17,12 +17,10 @@ class Tile(NamedTuple):
 
 
 TILE = Tile(16, 16, 4, 4)  # the best of five on an H200, by the time of a plan of 64 candidates
-WIDE = Tile(32, 32, 4, 4)  # for more rows (candidates of all plans) than FEW
-FEW = 256
-BLOCK: Tile | None = None  # of FEW rows and the numbers between a block's layers; None: two kernels
-LEAVE = Tile(16, 32, 8, 8)  # of the last layer, where blocks leave pieces to be added up
 PRECISION = "tf32x3"  # of products: as good as float32's own, "ieee", on tensor cores; "tf32" has 1e-3
-EARLY = False  # programmatic dependent launch, see kernels.py
+# Programmatic dependent launch, see kernels.py. When a residual block was one kernel it saved 2 us of 116 at K = 64,
+# and 9 of 87 at K = 1; with the present ones it has not been timed.
+EARLY = False
 DEPTH = 256  # of a product's inner axis at once, where no norm needs it whole
 STEP = 32  # of the inner axis of first layers at once
 LEAST = 16  # in each axis of a product
@@ -43,50 +41,32 @@ def layer(
 
     rows, (outputs, inputs) = x.shape[-2], weight.shape[-2:]
     lead = weight.shape[:-2]
-    tile = tile_of(rows)
     depth = inputs if norm else min(inputs, DEPTH)
     flags = {"NORM": norm is not None, "SILU": silu, "ADD": onto is not None}
     out = x.new_empty(*lead, rows, outputs)
     scale, shift = norm or (bias, bias)
     added = out if onto is None else onto
-    kernels.layer[grid(tile, rows, outputs, lead.numel())](
+    kernels.layer[grid(TILE, rows, outputs, lead.numel())](
         *(x, scale, shift, weight, bias, added, out, rows, rows * inputs * (x.dim() == 3)),
         *(rows // added.shape[-2], added.stride(-2)),
-        **(how(tile.warps) | shape(tile, depth) | flags | {"INPUTS": inputs, "OUTPUTS": outputs}),
+        **(how(TILE.warps) | shape(depth) | flags | {"INPUTS": inputs, "OUTPUTS": outputs}),
     )
     return out
 
 
 def through(blocks: Any, h: Tensor) -> Tensor:
-    """(1,rows,width) -> residual blocks of it, in pieces (n,rows,width) that are to be added up."""
-    from kdp.backends import kernels
-
-    _, rows, width = h.shape
+    """(rows,width) -> residual blocks of it."""
     for norm, up, _, down in blocks:
-        if BLOCK is None or rows > FEW or width > DEPTH:
-            inside = layer(h[0], up.weight, up.bias, (norm.weight, norm.bias))
-            h = layer(inside, down.weight, down.bias, silu=True, onto=h[0])[None]
-            continue
-        tile = BLOCK._replace(columns=min(BLOCK.columns, padded(width)))
-        out = h.new_empty(tiles(width, tile.columns), rows, width)
-        sizes = {"WIDTH": width, "PADDED": padded(width), "FROM": len(h)}
-        kernels.block[grid(tile, rows, width)](
-            *(h, norm.weight, norm.bias, up.weight, up.bias, down.weight, down.bias, out, rows),
-            **(how(tile.warps) | shape(tile, width) | sizes),
-        )
-        h = out
+        inside = layer(h, up.weight, up.bias, (norm.weight, norm.bias))
+        h = layer(inside, down.weight, down.bias, silu=True, onto=h)
     return h
 
 
-def tile_of(rows: int) -> Tile:
-    return TILE if rows <= FEW else WIDE
-
-
-def shape(tile: Tile, depth: int) -> dict[str, Any]:
-    """A tile, and how the `depth` that a product has at once is divided: PARTS * PART is that, padded."""
+def shape(depth: int) -> dict[str, Any]:
+    """TILE, and how the `depth` that a product has at once is divided: PARTS * PART is that, padded."""
     size = padded(depth)
-    parts = min(tile.parts, size // LEAST)
-    return {"ROWS": tile.rows, "COLUMNS": tile.columns, "PARTS": parts, "PART": size // parts, "PRECISION": PRECISION}
+    parts = min(TILE.parts, size // LEAST)
+    return {"ROWS": TILE.rows, "COLUMNS": TILE.columns, "PARTS": parts, "PART": size // parts, "PRECISION": PRECISION}
 
 
 def grid(tile: Tile, rows: int, columns: int, heads: int = 1) -> tuple[int, int, int]:
