@@ -67,7 +67,7 @@ def interpreted():
 
 
 @needs_triton
-@pytest.mark.parametrize("case", [*CASES, *VARIANTS, *(f"{name}, decided" for name in ("usual", *VARIANTS))])
+@pytest.mark.parametrize("case", [*CASES, *VARIANTS, *(f"{name}, decided" for name in VARIANTS)])
 def test_the_kernels_interpreted_give_the_eager_plan(interpreted, case):
     candidates, scores, chosen, brief = interpreted["errors"][case]
     assert max(candidates, scores, brief) < 2e-5 and chosen == 0

@@ -64,23 +64,6 @@ def draw(
 
 
 @triton.jit
-def _vote(
-    x, scale, shift, weight, bias, head, row, rows, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr
-):
-    """(n,) what a head of a critic, by its last layer, says of rows (n,)."""
-    k = tl.arange(0, PADDED)[None, None, :]
-    inside = k < WIDTH
-    a = tl.load(scale + head * WIDTH + k, mask=inside, other=0.0)
-    b = tl.load(shift + head * WIDTH + k, mask=inside, other=0.0)
-    w = tl.load(weight + head * WIDTH + k, mask=inside, other=0.0)
-    c = tl.load(bias + head)
-    _await(EARLY)
-    at = (head * rows + row)[None, :, None] * WIDTH + k
-    h = _norm(tl.load(x + at, mask=(row < rows)[None, :, None] & inside, other=0.0), a, b, inside, WIDTH)
-    return tl.sum(tl.sum(_silu(h) * w, 2), 0) + c
-
-
-@triton.jit
 def vote(
     x,  # (heads,rows,WIDTH)
     scale,  # (heads,WIDTH)
@@ -97,7 +80,16 @@ def vote(
     """A critic's last layer, which has one output."""
     head = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    y = _vote(x, scale, shift, weight, bias, head, row, rows, WIDTH, PADDED, EARLY)
+    k = tl.arange(0, PADDED)[None, None, :]
+    inside = k < WIDTH
+    a = tl.load(scale + head * WIDTH + k, mask=inside, other=0.0)
+    b = tl.load(shift + head * WIDTH + k, mask=inside, other=0.0)
+    w = tl.load(weight + head * WIDTH + k, mask=inside, other=0.0)
+    c = tl.load(bias + head)
+    _await(EARLY)
+    at = (head * rows + row)[None, :, None] * WIDTH + k
+    h = _norm(tl.load(x + at, mask=(row < rows)[None, :, None] & inside, other=0.0), a, b, inside, WIDTH)
+    y = tl.sum(tl.sum(_silu(h) * w, 2), 0) + c
     tl.store(votes + head * rows + row, y, mask=row < rows)
 
 
@@ -123,11 +115,7 @@ def _ranked(ballot, usual, HEADS: tl.constexpr, PADDED: tl.constexpr, CAUTION: t
 @triton.jit
 def answer(
     windows,  # (N*K,SIZE); PLACED: where their address is
-    votes,  # (HEADS,N*K); HEADS 0: none; WIDTH > 0: what `vote` makes them of (HEADS,N*K,WIDTH)
-    scale,  # as `vote` has them
-    shift,
-    weight,
-    bias,
+    votes,  # (HEADS,N*K); HEADS 0: none
     scores,  # (N,K)
     chosen,  # (N,)
     brief,  # (N,SIZE+K+1)
@@ -136,8 +124,6 @@ def answer(
     SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     PADDED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DEEP: tl.constexpr,
     CAUTION: tl.constexpr,
     BLEND: tl.constexpr,
     ALL: tl.constexpr,
@@ -147,7 +133,7 @@ def answer(
     EARLY: tl.constexpr,
 ):
     """The scores of a plan's candidates, the best of them, and Plans.brief: each program some columns of the window
-    that is followed, the first of them the rest too. With a WIDTH, every program votes by itself, on ALL at once."""
+    that is followed, the first of them the rest too."""
     plan = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     right = column < SIZE
@@ -158,14 +144,7 @@ def answer(
     usual = tl.zeros((PADDED,), tl.float32)
     score = tl.zeros((ALL,), tl.float32)
     if HEADS > 0:
-        if WIDTH > 0:
-            ballot, head = tl.zeros((PADDED, ALL), tl.float32), tl.arange(0, PADDED)[:, None]
-            for number in tl.static_range(HEADS):
-                row = plan * candidates + every
-                said = _vote(votes, scale, shift, weight, bias, number, row, rows, WIDTH, DEEP, False)
-                ballot = tl.where((head == number) & there[None, :], said[None, :], ballot)
-        else:
-            ballot = _ballot(votes, plan, every, rows, candidates, HEADS, PADDED)
+        ballot = _ballot(votes, plan, every, rows, candidates, HEADS, PADDED)
         usual = tl.sum(ballot, 1) / candidates
         score = _ranked(ballot, usual, HEADS, PADDED, CAUTION)
     best = tl.argmax(tl.where(there, score, float("-inf")), 0)
@@ -184,9 +163,7 @@ def answer(
         for start in range(0, ALL, SOME):
             number = start + some
             worth = tl.zeros((SOME,), tl.float32)
-            if WIDTH > 0:
-                worth = score  # SOME are ALL
-            elif HEADS > 0:
+            if HEADS > 0:
                 ballot = _ballot(votes, plan, number, rows, candidates, HEADS, PADDED)
                 worth = _ranked(ballot, usual, HEADS, PADDED, CAUTION)
             mask = number < candidates

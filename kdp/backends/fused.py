@@ -1,25 +1,22 @@
-"""A whole plan in about ten Triton kernels, within one CUDA graph: what a plan of small networks costs on a GPU is
-the number of its kernels, not its arithmetic. Diffuser's plan has as many for every two of its steps."""
+"""A whole plan in few Triton kernels, within one CUDA graph: what a plan of small networks costs on a GPU is the number
+of its kernels, not its arithmetic. With three residual blocks and a critic there are thirteen; Diffuser has eight for
+each of its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kdp.backends.cuda import Captured
 from kdp.backends.generators import by_libraries, generator, network_of, noise_shape
-from kdp.backends.layers import DEPTH, STEP, TILE, Tile, grid, how, layer, padded, shape, tiles
+from kdp.backends.layers import STEP, TILE, Tile, grid, how, layer, padded, shape, tiles
 from kdp.backends.mapped import Mapped
 from kdp.backends.whole import NoScore, WholePlan, WorthScore
 from kdp.networks import Critic, StackedLinear, StackedNorm
 
 MANY = 256  # rows; with more the libraries' own products are taken
-MAPPED = True  # told and answering in the CPU's memory, see mapped.py
-FOLD = 0  # candidates of a plan, at most, whose votes are counted where they are cast; 0: a kernel of its own
-FOLD_WARPS = 8
 NEAR = 64  # inputs of a critic whose first layer is made anew in every program of the second
 BEGIN_ROWS, BEGIN_WARPS = 16, 4
 DRAW = Tile(16, 64)
@@ -30,22 +27,13 @@ WIDEST = 512  # a row that a norm is taken of: it must fit into the memory of on
 
 Function = Callable[..., tuple[Tensor, ...]]
 Weights = dict[str, Tensor]
-Judge = Callable[[Tensor], "Heard | None"]
-
-
-class Heard(NamedTuple):
-    """Votes (heads,rows) or, with layers, what the last of them is to make votes of (heads,rows,width)."""
-
-    x: Tensor
-    layers: tuple[Weights, Weights] | None = None
+Judge = Callable[[Tensor], Tensor | None]
 
 
 def fused(whole: WholePlan) -> Captured:
     """A whole plan as a CUDA graph of these kernels, or as the cuda backend has it where they do not cover it."""
     if not covers(whole):
         return Captured(whole)
-    if not MAPPED:
-        return Captured(whole, answering(whole), "fused")
     return Mapped(whole, answering(whole), deciding(whole), "fused")
 
 
@@ -120,13 +108,13 @@ def _plan(whole: WholePlan) -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[
 
 
 def _judge(whole: WholePlan) -> Judge:
-    """What a scorer sees of all candidates (rows,n) -> what it votes by, or None without a scorer."""
+    """What a scorer sees of all candidates (rows,n) -> its votes (heads,rows), or None without a scorer."""
     if not isinstance(whole.score, WorthScore):
         return lambda seen: None
     layers = _critic(whole.score.network)
     chained = len(layers) > 2 and layers[0]["weight"].shape[2] <= NEAR
 
-    def judge(seen: Tensor) -> Heard:
+    def judge(seen: Tensor) -> Tensor:
         first, second, *_ = layers
         if chained:
             h, done = _look(seen, first, second), 2
@@ -134,7 +122,7 @@ def _judge(whole: WholePlan) -> Judge:
             h, done = layer(seen, first["weight"], first["bias"]), 1
         for before, after in zip(layers[done - 1 :], layers[done:-1], strict=False):
             h = layer(h, after["weight"], after["bias"], (before["scale"], before["shift"]), silu=True)
-        return Heard(h, (layers[-2], layers[-1]))
+        return _vote(h, layers[-2], layers[-1])
 
     return judge
 
@@ -142,10 +130,10 @@ def _judge(whole: WholePlan) -> Judge:
 def _judge_by_libraries(whole: WholePlan) -> Judge:
     """The same with PyTorch's products."""
 
-    def judge(seen: Tensor) -> Heard | None:
+    def judge(seen: Tensor) -> Tensor | None:
         if not isinstance(whole.score, WorthScore):
             return None
-        return Heard(whole.score.network.stack(seen.expand(whole.score.heads, -1, -1))[..., 0].contiguous())
+        return whole.score.network.stack(seen.expand(whole.score.heads, -1, -1))[..., 0].contiguous()
 
     return judge
 
@@ -176,44 +164,34 @@ def _look(seen: Tensor, first: Weights, second: Weights) -> Tensor:
     return out
 
 
-def _vote(heard: Heard) -> Heard:
-    """The votes, by a kernel of their own."""
+def _vote(x: Tensor, before: Weights, last: Weights) -> Tensor:
+    """(heads,rows,width) -> (heads,rows): a critic's last layer."""
     from kdp.backends import ends
 
-    if heard.layers is None:
-        return heard
-    (heads, rows, width), (before, last) = heard.x.shape, heard.layers
-    votes = heard.x.new_empty(heads, rows)
+    heads, rows, width = x.shape
+    votes = x.new_empty(heads, rows)
     ends.vote[(tiles(rows, VOTE_ROWS), heads)](
-        *(heard.x, before["scale"], before["shift"], last["weight"], last["bias"], votes, rows),
+        *(x, before["scale"], before["shift"], last["weight"], last["bias"], votes, rows),
         **(how(VOTE_WARPS) | {"WIDTH": width, "PADDED": padded(width), "ROWS": VOTE_ROWS}),
     )
-    return Heard(votes)
+    return votes
 
 
 def _answer(
-    whole: WholePlan, windows: Tensor, heard: Heard | None, brief: Tensor, count: int, candidates: int
+    whole: WholePlan, windows: Tensor, votes: Tensor | None, brief: Tensor, count: int, candidates: int
 ) -> tuple[Tensor, Tensor]:
-    """windows (N*K,L*D) or their address, and what is said of them -> scores (N,K), chosen (N,); the brief, written."""
+    """windows (N*K,L*D) or their address, and the votes on them -> scores (N,K), chosen (N,); the brief, written."""
     from kdp.backends import ends
 
-    if heard is not None and (candidates > FOLD or heard.x.shape[-1] > DEPTH):
-        heard = _vote(heard)
     device, size = whole.state_mean.device, whole.tokens * whole.width
     scores = torch.empty(count, candidates, device=device)
     chosen = torch.empty(count, device=device, dtype=torch.long)
-    votes, heads, width, weights = scores, 0, 0, (scores,) * 4
-    if heard is not None:
-        votes, heads = heard.x, len(heard.x)
-    if heard is not None and heard.layers is not None:
-        (before, last), width = heard.layers, votes.shape[2]
-        weights = (before["scale"], before["shift"], last["weight"], last["bias"])
-    every = padded(candidates)
-    sizes = {"SIZE": size, "HEADS": heads, "PADDED": padded(heads, 1), "WIDTH": width, "DEEP": padded(width)}
+    heads = 0 if votes is None else len(votes)
+    sizes = {"SIZE": size, "HEADS": heads, "PADDED": padded(heads, 1)}
     tastes = {"CAUTION": float(whole.caution), "BLEND": float(whole.blend), "PLACED": windows.dtype == torch.int64}
-    some = {"COLUMNS": ANSWER_COLUMNS, "ALL": every, "SOME": every if width else ANSWER_SOME}
+    some = {"COLUMNS": ANSWER_COLUMNS, "ALL": padded(candidates), "SOME": ANSWER_SOME}
     ends.answer[(count, tiles(size, ANSWER_COLUMNS))](
-        *(windows, votes, *weights, scores, chosen, brief, count * candidates, candidates),
-        **(how(FOLD_WARPS if width else ANSWER_WARPS) | sizes | tastes | some),
+        *(windows, scores if votes is None else votes, scores, chosen, brief, count * candidates, candidates),
+        **(how(ANSWER_WARPS) | sizes | tastes | some),
     )
     return scores, chosen
