@@ -70,7 +70,8 @@ def interpreted():
 @pytest.mark.parametrize("case", [*CASES, *VARIANTS, *(f"{name}, decided" for name in VARIANTS)])
 def test_the_kernels_interpreted_give_the_eager_plan(interpreted, case):
     candidates, scores, chosen, brief = interpreted["errors"][case]
-    assert max(candidates, scores, brief) < 2e-5 and chosen == 0
+    close = 5e-5 if "of the noise" in case else 2e-5  # x_0 has 64 times the noise's error, in its first step
+    assert max(candidates, scores, brief) < close and chosen == 0
 
 
 @needs_triton
