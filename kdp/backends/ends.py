@@ -147,7 +147,7 @@ def answer(
         ballot = _ballot(votes, plan, every, rows, candidates, HEADS, PADDED)
         usual = tl.sum(ballot, 1) / candidates
         score = _ranked(ballot, usual, HEADS, PADDED, CAUTION)
-    best = tl.argmax(tl.where(there, score, float("-inf")), 0)
+    best = tl.minimum(tl.argmax(tl.where(there, score, float("-inf")), 0), candidates - 1)  # whatever is not a number
     length = SIZE + candidates + 1
     if tl.program_id(1) == 0:
         tl.store(scores + plan * candidates + every, score, mask=there)
