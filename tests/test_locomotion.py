@@ -18,7 +18,7 @@ from helpers import write_hdf5
 import kdp
 from kdp.bench import locomotion
 from kdp.bench.evaluate import evaluate, roll
-from kdp.bench.locomotion import judgings_of, locomotion_runs
+from kdp.bench.locomotion import VARIANTS, judgings_of, locomotion_runs
 from kdp.bench.results import COLUMNS, read
 from kdp.bench.tables import ablations_page
 from kdp.config import RunConfig
@@ -638,7 +638,7 @@ def test_the_addresses_are_d4rls():
 
 # The study
 
-OURS = ("kdp", "kdp-critic", "kdp-ascent", "kdp-wish")
+OURS = ("kdp", "kdp-alike", "kdp-critic", "kdp-ascent", "kdp-wish")
 
 
 @pytest.fixture
@@ -662,6 +662,7 @@ def test_the_study_collects_what_is_missing_and_writes_a_row_for_each_method_and
         *(("diffuser", "diffuser", None, k, 2) for k in (2, 2, 2, 1)),
         *(("diffuser-published", "diffuser", None, k, 2) for k in (2, 2, 1)),
         ("bc", "bc", None, 1, 1),
+        ("bc-favour", "bc", None, 1, 1),
         ("bc-wish", "bc", None, 1, 1),
         ("iql", "iql", None, 1, 1),
         ("td3+bc", "td3+bc", None, 1, 1),
@@ -675,6 +676,14 @@ def test_the_study_collects_what_is_missing_and_writes_a_row_for_each_method_and
     assert kdp_command("table")[0] == 0
     page = (tmp_path / "docs/results/locomotion.md").read_text()
     assert "not D4RL's files" in page and "not results" in page and f"{rows[-1]['score']:.1f}" in page
+
+
+def test_diffuser_learns_from_the_windows_that_ours_does_and_what_is_published_from_all_alike():
+    domain = DOMAINS["hopper-medium"]
+    studied = locomotion_runs(["hopper-medium"], list(VARIANTS), 1, None, False, "cpu", Path("runs"))
+    favour = {name: run.config.for_domain(domain).value.favour for name, run in studied}
+    assert favour["kdp"] == favour["diffuser"] == favour["bc-favour"] == domain.favour > 0
+    assert not any(favour[name] for name in ("kdp-alike", "kdp-published", "diffuser-published", "bc"))
 
 
 def test_diffuser_is_ranked_by_the_scorer_of_kdp_with_the_same_seed_or_not_at_all():
