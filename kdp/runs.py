@@ -261,10 +261,11 @@ def load(folder: str | Path, device: str = "cpu", backend: str | None = None) ->
 
     try:
         learner.load_state_dict(part("weights."))
-        normalizer = Normalizer(**part("normalizer.")).to(device)
-        support = Support(**part("support.")).to(device) if part("support.") else None
+        normalizer = Normalizer(**part("normalizer."))
+        support = Support(**part("support.")) if part("support.") else None
     except (RuntimeError, TypeError) as error:
         raise UserError(f"{folder / MODEL} does not fit the run's {CONFIG} ({error}).") from error
+    normalizer, support = normalizer.to(device), None if support is None else support.to(device)
     learner = learner.eval().requires_grad_(False).to(device)
     method = method_of(learner)
     name = choose(backend, torch.device(device).type, method.nfe)
