@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import brief_inverse
-from test_wish import DOMAIN, SMALL
+from test_wish import DOMAIN, SMALL, first_actions
 
 from kdp.config import RunConfig
 from kdp.domains import DOMAINS
@@ -17,7 +17,7 @@ from kdp.errors import UserError
 from kdp.keys import state_key
 from kdp.methods import METHODS
 from kdp.normalize import Normalizer
-from kdp.runs import load, start_run
+from kdp.runs import start_run
 from kdp.sampler import Sampler
 from kdp.value import ValueConfig
 from kdp.windows import Episodes, Windows, favoured
@@ -89,13 +89,7 @@ def test_the_better_of_two_ways_to_act_is_learned(method, tmp_path):
     with brief_inverse():
         for name, value in (("favour", asked), ("plain", replace(asked, favour=0.0))):
             start_run(replace(SMALL, method=method, value=value), tmp_path / name, domain=DOMAIN)
-    state = torch.linspace(-0.8, 0.8, 9)[:, None]
-    good, plain = (
-        load(tmp_path / name, backend="eager")
-        .plan_batch(state, None, 32, torch.Generator().manual_seed(0))
-        .candidates[..., 0, 1]
-        for name in ("favour", "plain")
-    )
+    good, plain = (first_actions(tmp_path / name) for name in ("favour", "plain"))
     assert (good > 0.3).float().mean() > 0.9
     assert (plain > 0.3).float().mean() < 0.5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +37,13 @@ def two_ways(count: int = 4000) -> Episodes:
 DOMAIN = Domain("two ways", "a choice", episodes=two_ways, horizon=1)
 
 
+def first_actions(run: Path) -> torch.Tensor:
+    """(9,32) of plans from nine states."""
+    state = torch.linspace(-0.8, 0.8, 9)[:, None]
+    plans = load(run, backend="eager").plan_batch(state, None, 32, torch.Generator().manual_seed(0))
+    return plans.candidates[..., 0, 1]
+
+
 @pytest.mark.parametrize("level", [0.1, 0.25, 0.5, 0.93, 0.95])
 def test_a_level_lies_between_its_neighbours(level):
     assert float(torch.tensor(LEVELS) @ mixed(level)) == pytest.approx(level)
@@ -67,13 +75,9 @@ def test_a_wish_picks_the_better_of_two_ways_to_act(method, tmp_path):
     with brief_inverse():
         for name, value in (("wish", asked), ("none", replace(asked, wish=0.0))):
             start_run(replace(SMALL, method=method, value=value), tmp_path / name, domain=DOMAIN)
-    state = torch.linspace(-0.8, 0.8, 9)[:, None]
-    wishing, plain = (load(tmp_path / name, backend="eager") for name in ("wish", "none"))
-    actions = [
-        p.plan_batch(state, None, 32, torch.Generator().manual_seed(0)).candidates[..., 0, 1] for p in (wishing, plain)
-    ]
-    assert (actions[0] > 0.3).float().mean() > 0.9
-    assert (actions[1] > 0.3).float().mean() < 0.5
+    wishing, plain = (first_actions(tmp_path / name) for name in ("wish", "none"))
+    assert (wishing > 0.3).float().mean() > 0.9
+    assert (plain > 0.3).float().mean() < 0.5
 
 
 def test_a_plan_is_the_same_by_every_backend_and_after_loading(tmp_path):
