@@ -207,6 +207,7 @@ def train_command(
     batch: int | None = None,
     seed: int = 0,
     relabel: bool | None = None,
+    temperature: float | None = None,
     run: Path | None = None,
     resume: Path | None = None,
     stop_after: int | None = None,
@@ -230,10 +231,13 @@ def train_command(
         stride: Steps in a token; must divide the horizon.
         steps: Training steps.
         minutes: Training time, instead of steps.
-        batch: Windows generated in a training step; 512 on a CPU unless given, 4096 (kdp) or 2048 on a GPU.
+        batch: Windows generated in a training step; 512 on a CPU unless given, 4096 (kdp) or 2048 on a GPU, and more
+            for kdp where its network has a trunk (2048 and 8192).
         seed: Seed of everything random.
         relabel: Train on actions that a learned inverse-dynamics model reads off the data's states, in place of the
             data's own: without their noise, and braking at goals. True in mazes unless given.
+        temperature: Plans are drawn from this many times the noise of training: the less, the nearer they are to what
+            is usual. The domain's own unless given; training does not depend on it.
         run: Folder of the run; runs/NAME unless given.
         resume: Go on with the run in this folder, with its own settings.
         stop_after: End the run after this many steps in all, as an interrupt would.
@@ -247,7 +251,7 @@ def train_command(
     console = Console(stderr=True)
     check_device(device)
     sizes = (horizon, stride, steps, minutes, batch, seed)
-    given = RunConfig(x or "", method, *sizes, relabel, drift, diffusion, network, value, loop)
+    given = RunConfig(x or "", method, *sizes, relabel, temperature, drift, diffusion, network, value, loop)
     if resume is not None:
         if given != RunConfig("") or run is not None:
             raise UserError(
@@ -274,6 +278,7 @@ def eval_command(
     warm: int = 0,
     guidance: float = 0.0,
     blend: float | None = None,
+    temperature: float | None = None,
     domain: str | None = None,
     device: Device = "cpu",
 ) -> None:
@@ -294,6 +299,7 @@ def eval_command(
         guidance: How much plans are pushed up the run's scorer while they are drawn (diffuser). 0: not.
         blend: What is executed. 0: the best candidate. More: the mean of all, in which one counts exp(blend) times as
             much for every standard deviation that it is worth more. The run's own unless given.
+        temperature: Plans are drawn from this many times the noise of training. The run's own unless given.
         seed: Seed of starts and plans.
         domain: Where to judge a run that was trained on a file.
         device: cpu, or cuda where there is one.
@@ -314,6 +320,7 @@ def eval_command(
         warm=warm,
         guidance=guidance,
         blend=blend,
+        temperature=temperature,
     )
 
 

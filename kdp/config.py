@@ -34,6 +34,7 @@ class RunConfig:
     batch: int | None = None
     seed: int = 0
     relabel: bool | None = None
+    temperature: float | None = None
     drift: DriftConfig = field(default_factory=DriftConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -64,6 +65,7 @@ class RunConfig:
         )
         scorer = self.value.scorer or domain.value
         steps = self.steps or (None if self.minutes else domain.steps)
+        network = NetworkConfig(self.network.kind, **self.network.sizes(domain.network)._asdict())
         usual = round(domain.apart * (steps or domain.steps)) if scorer == "critic" else 0
         apart = usual if self.value.apart is None else self.value.apart
         value = replace(
@@ -82,11 +84,12 @@ class RunConfig:
             horizon=self.horizon or domain.horizon,
             stride=self.stride or domain.stride,
             steps=steps,
-            batch=self.batch or (GPU_BATCH if torch.device(device).type == "cuda" else CPU_BATCH)[self.method],
+            batch=self.batch or usual_batch(self.method, network, drift, torch.device(device).type),
             relabel=domain.relabel if self.relabel is None else self.relabel,
+            temperature=domain.temperature if self.temperature is None else self.temperature,
             drift=drift,
             value=value,
-            network=NetworkConfig(self.network.kind, **self.network.sizes(domain.network)._asdict()),
+            network=network,
         )
 
     def budgets(self) -> tuple[Budget, Budget]:
@@ -145,10 +148,26 @@ class RunConfig:
             raise UserError(f"value.trace must be 0 to 1 (1: the data's returns as they are); got {self.value.trace}.")
         if not 0 <= (self.value.wish or 0.0) < 1:
             raise UserError(f"value.wish must be 0 (off) or more, and less than 1; got {self.value.wish}.")
-        if (self.network.bands or 0) < 0:
-            raise UserError(f"network.bands must be 0 (none) or more; got {self.network.bands}.")
+        check_temperature(self.temperature)
+        for name in ("bands", "trunk"):
+            if (getattr(self.network, name) or 0) < 0:
+                raise UserError(f"network.{name} must be 0 (none) or more; got {getattr(self.network, name)}.")
         levels, calls = self.diffusion.steps, self.diffusion.sampling_steps
         if calls is not None and calls > levels:
             raise UserError(
                 f"diffusion.sampling-steps must be diffusion.steps or less; got {calls} and {levels}. Try {levels}."
             )
+
+
+def check_temperature(temperature: float | None) -> None:
+    if not 0 <= (temperature or 0.0) < math.inf:
+        raise UserError(f"temperature must be 0 (no noise) or more; got {temperature}. As in training: 1.")
+
+
+def usual_batch(method: str, network: NetworkConfig, drift: DriftConfig, kind: str) -> int:
+    """Windows in a step, on a kind of device. Where a network has a trunk, several windows of a condition cost little
+    more than one, and KDP has as many conditions as regression has windows."""
+    sizes = GPU_BATCH if kind == "cuda" else CPU_BATCH
+    if method == "kdp" and drift.field == "joint" and network.trunk and network.kind != "unet":
+        return drift.samples * sizes["bc"]
+    return sizes[method]

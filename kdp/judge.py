@@ -38,11 +38,12 @@ def judge(
     warm: int = 0,
     guidance: float = 0.0,
     blend: float | None = None,
+    temperature: float | None = None,
 ) -> dict[str, Any]:
     """Closed-loop evaluation of a run: prints a table, writes eval.json and a picture, returns what it wrote."""
     about = read_config(run)
     domain = _domain(about, domain_name, run)
-    planner = load(run, device)
+    planner = load(run, device, temperature=temperature)
     if domain_name not in (None, about["domain"]):
         _fits(planner, domain, run)
     if guidance:
@@ -62,6 +63,7 @@ def judge(
     )
     result |= {
         "guidance": guidance,
+        "temperature": about["config"].get("temperature") if temperature is None else temperature,
         "domain": domain.name,
         "dataset": about["data"]["name"],
         "method": about["config"]["method"],

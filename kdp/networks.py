@@ -21,6 +21,7 @@ class Sizes(NamedTuple):
     channels: int = 32
     noise: int = 16
     bands: int = 0
+    trunk: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class NetworkConfig:
     width: int | None = None
     """Width of the residual stream (mlp)."""
     blocks: int | None = None
-    """Residual blocks (mlp)."""
+    """Residual blocks of noise and condition together (mlp)."""
     channels: int | None = None
     """Channels of the first level, a multiple of 4 (unet)."""
     noise: int | None = None
@@ -40,6 +41,8 @@ class NetworkConfig:
     bands: int | None = None
     """Sines and cosines of each coordinate of the condition, at this many frequencies, each twice the last: plans may
     then change sharply with the condition, as they do at a wall. 0: none."""
+    trunk: int | None = None
+    """Residual blocks of the condition alone, before the noise enters (mlp): computed once for all plans. 0: none."""
 
     def sizes(self, default: Sizes | None = None) -> Sizes:
         """What was chosen, and the default for the rest."""
@@ -65,23 +68,32 @@ class Bands(nn.Module):
 class ResidualMLP(nn.Module):
     """noise (...,Z), condition (...,C) -> (..., out): one wide residual stream.
 
-    The two inputs enter through layers of their own, so that the condition's part can be computed once for
-    all candidates of a plan: noise (B,K,Z) and condition (B,1,C) broadcast.
+    The two inputs enter through layers of their own, and the condition's passes `trunk` blocks before the noise is
+    added, so that its part can be computed once for all candidates of a plan: noise (B,K,Z) and condition (B,1,C)
+    broadcast.
     """
 
-    def __init__(self, noise: int, condition: int, out: int, width: int = 256, blocks: int = 3, bands: int = 0):
+    def __init__(
+        self, noise: int, condition: int, out: int, width: int = 256, blocks: int = 3, bands: int = 0, trunk: int = 0
+    ):
         super().__init__()
         self.from_noise = nn.Linear(noise, width)
         told = condition * (1 + 2 * bands)
         self.from_condition = nn.Sequential(Bands(bands), nn.Linear(told, width), nn.SiLU(), nn.Linear(width, width))
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
-            for _ in range(blocks)
+        self.trunk, self.blocks = (
+            nn.ModuleList(
+                nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+                for _ in range(count)
+            )
+            for count in (trunk, blocks)
         )
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, out))
 
     def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
-        h = self.from_noise(noise) + self.from_condition(condition)
+        told = self.from_condition(condition)
+        for block in self.trunk:
+            told = told + block(told)
+        h = self.from_noise(noise) + told
         lead = h.shape[:-1]
         h = h.reshape(-1, h.shape[-1])  # runtimes are at their best with plain matrices
         for block in self.blocks:
@@ -249,4 +261,4 @@ def build_generator(config: NetworkConfig, inputs: int, condition: int, tokens: 
     size = config.sizes()
     if config.kind == "unet":
         return TemporalUNet(inputs, condition, tokens, width, size.channels, bands=size.bands)
-    return ResidualMLP(inputs, condition, tokens * width, size.width, size.blocks, size.bands)
+    return ResidualMLP(inputs, condition, tokens * width, size.width, size.blocks, size.bands, size.trunk)

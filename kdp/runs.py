@@ -15,7 +15,7 @@ from kdp.backends import ON_GPU, choose, make
 from kdp.backends.runtimes import RUNTIMES
 from kdp.backends.whole import WholePlan, known
 from kdp.checkpoint import FORMAT, load_json, load_tensors, save_json, save_tensors
-from kdp.config import RunConfig
+from kdp.config import RunConfig, check_temperature
 from kdp.domains import DOMAINS, Domain, find_domain
 from kdp.errors import UserError
 from kdp.exported import ABOUT
@@ -235,11 +235,14 @@ def check_value(config: RunConfig, domain: Domain) -> None:
         raise UserError(f"value.targets must be data for {config.method}: only kdp draws its actions in one call.")
 
 
-def load(folder: str | Path, device: str = "cpu", backend: str | None = None) -> Planner:
+def load(
+    folder: str | Path, device: str = "cpu", backend: str | None = None, temperature: float | None = None
+) -> Planner:
     """A planner from a run folder; needs neither the dataset nor the environment. Where a run was stopped before its
     scorer was trained, its plans are not scored.
 
     `backend`: how plans are computed, one of kdp/backends; the best of those that are installed unless given.
+    `temperature`: how much of the noise of training plans are drawn from; the run's own unless given.
     """
     fast_products(device)
     folder = Path(folder)
@@ -268,6 +271,9 @@ def load(folder: str | Path, device: str = "cpu", backend: str | None = None) ->
     normalizer, support = normalizer.to(device), None if support is None else support.to(device)
     learner = learner.eval().requires_grad_(False).to(device)
     method = method_of(learner)
+    check_temperature(temperature)
+    temperature = config.temperature if temperature is None else temperature
+    method.cool(1.0 if temperature is None else temperature)
     name = choose(backend, torch.device(device).type, method.nfe)
     assert config.stride
     arrival = _record(Arrival, about["scorer"])

@@ -78,6 +78,9 @@ class Wishing(nn.Module):
     def decode(self, noise: Tensor, condition: Condition) -> Tensor:
         return self.method.decode(noise, self.wished(condition))
 
+    def cool(self, temperature: float) -> None:
+        self.method.cool(temperature)
+
     def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         return self.method.draws(count, generator)
 

@@ -121,6 +121,9 @@ CASES = {
         1,
     ),
     "ddpm without a scorer": ({"diffusion": {"steps": 2}, "scorer": "none"}, 1, 3),
+    "trunk": ({"network": {"trunk": 2, "blocks": 1}, "blend": 1.0}, 64, 1),
+    "trunk, several plans": ({"network": {"trunk": 1, "blocks": 0, "width": 24, "noise": 3}}, 5, 3),
+    "ddpm, trunk": ({"network": {"trunk": 2, "blocks": 1}, "diffusion": {"steps": 3}}, 5, 2),
     "narrow": ({"network": {"width": 8}, "value": {"width": 8}}, 4, 1),
 }
 

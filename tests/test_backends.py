@@ -53,6 +53,19 @@ RUNS = {
     "kdp-blend": (replace(PLAIN, value=ValueConfig("critic", width=16, blend=1.5)), None),
     "kdp-wish": (replace(PLAIN, value=ValueConfig("return", width=16, caution=0.0, wish=0.8)), None),
     "kdp-return": (replace(PLAIN, value=ValueConfig("return", width=16, heads=2)), None),
+    "kdp-trunk": (
+        replace(PLAIN, network=replace(NETWORK, trunk=2, blocks=1), value=ValueConfig("return", width=16, blend=1.0)),
+        None,
+    ),
+    "ddpm-trunk": (
+        replace(
+            PLAIN,
+            method="diffuser",
+            diffusion=DiffusionConfig(steps=3),
+            network=replace(NETWORK, kind="mlp", trunk=1, blocks=1),
+        ),
+        None,
+    ),
     "ddpm-free": (
         replace(PLAIN, method="diffuser", diffusion=DiffusionConfig(steps=3), network=replace(NETWORK, kind="mlp")),
         None,

@@ -28,7 +28,7 @@ from kdp.runs import _computed, start_run
 from kdp.value import ValueConfig
 
 CLOSE = 1e-4
-COVERED = ("kdp-free", "kdp-critic", "kdp-blend", "kdp-return", "ddpm-free")
+COVERED = ("kdp-free", "kdp-critic", "kdp-blend", "kdp-return", "kdp-trunk", "ddpm-free", "ddpm-trunk")
 LEFT = {name: run for name, run in RUNS.items() if name not in COVERED} | {
     "kdp-bands": (replace(PLAIN, network=replace(NETWORK, bands=2)), None),
     "kdp-wish": (replace(PLAIN, value=ValueConfig("critic", width=16, wish=0.9)), None),
@@ -271,9 +271,10 @@ def test_a_fused_plan_is_the_eager_plan(folder, name, candidates, in_full):
     [{}, {"scorer": "return", "blend": 2.0}, {"scorer": "none"}, {"diffusion": {}}, {"diffusion": {"sampler": "ddim"}}],
 )
 @pytest.mark.parametrize(("candidates", "count"), [(1, 1), (64, 1), (1024, 1), (7, 3)])
-def test_the_usual_sizes_are_as_exact(settings, candidates, count, in_full):
+@pytest.mark.parametrize("blocks", [{"blocks": 3}, {"trunk": 2, "blocks": 1}])
+def test_the_usual_sizes_are_as_exact(settings, candidates, count, blocks, in_full):
     in_full()
-    sizes = {"tokens": 32, "state": 17, "action": 6, "network": {"width": 256, "blocks": 3}, "value": {"width": 256}}
+    sizes = {"tokens": 32, "state": 17, "action": 6, "network": {"width": 256} | blocks, "value": {"width": 256}}
     whole = whole_plan(**sizes, **settings).cuda()
     told = whole.example(candidates, count=count)
     made, right = fused.answering(whole)(*told), cuda.answering(whole)(*told)

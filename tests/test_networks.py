@@ -19,6 +19,8 @@ def make(name: str, tokens: int) -> nn.Module:
     torch.manual_seed(0)
     if name == "mlp":
         return ResidualMLP(NOISE, CONDITION, tokens * WIDTH, width=32, blocks=2)
+    if name == "trunk":
+        return ResidualMLP(NOISE, CONDITION, tokens * WIDTH, width=32, blocks=1, trunk=2)
     return TemporalUNet(NOISE, CONDITION, tokens, WIDTH, channels=8)
 
 
@@ -35,7 +37,7 @@ def assert_gradient_everywhere(network: nn.Module) -> None:
     assert not dead
 
 
-generators = pytest.mark.parametrize("name", ["mlp", "unet"])
+generators = pytest.mark.parametrize("name", ["mlp", "trunk", "unet"])
 token_counts = pytest.mark.parametrize("tokens", [1, 3, 8, 33])
 
 
@@ -130,13 +132,28 @@ def test_bands_are_sines_and_cosines_at_doubling_frequencies(count: int, lead: t
 
 
 def test_sizes_are_what_was_chosen_and_the_default_for_the_rest():
-    default = Sizes(width=512, blocks=4, channels=64, noise=8, bands=4)
+    default = Sizes(width=512, blocks=4, channels=64, noise=8, bands=4, trunk=1)
     assert NetworkConfig().sizes() == Sizes()
     assert NetworkConfig("unet").sizes(default) == default
     assert NetworkConfig(width=16, bands=0).sizes(default) == default._replace(width=16, bands=0)
 
 
-@generators
+def test_a_trunk_is_computed_once_for_all_candidates_and_before_the_noise_enters():
+    network, rows = make("trunk", 4), []
+    for block in network.trunk:
+        block.register_forward_hook(lambda module, given, made: rows.append(given[0].shape[:-1].numel()))
+    noise, condition = inputs(2, 7)
+    network(noise, condition[:, :1])
+    assert rows == [2, 2]
+    told = network.from_condition(condition[0, 0])
+    for block in network.trunk:
+        told = told + block(told)
+    h = told + network.from_noise(noise[0, 3])
+    h = h + network.blocks[0](h)
+    torch.testing.assert_close(network(noise[0, 3], condition[0, 0]), network.head(h), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["mlp", "unet"])
 def test_a_generator_is_built_with_the_sizes_that_were_chosen(name: str):
     def parts(**sizes: int) -> dict[str, torch.Size]:
         config = NetworkConfig(name, **({"width": 32, "blocks": 2, "channels": 8, "bands": 1} | sizes))
@@ -147,7 +164,7 @@ def test_a_generator_is_built_with_the_sizes_that_were_chosen(name: str):
     assert usual["from_condition.1.weight"][1] == 3 * CONDITION
     assert banded["from_condition.1.weight"][1] == 7 * CONDITION
     assert (parts(channels=12) == usual) == (name == "mlp")
-    assert (parts(width=64) == usual) == (parts(blocks=3) == usual) == (name == "unet")
+    assert (parts(width=64) == usual) == (parts(blocks=3) == usual) == (parts(trunk=1) == usual) == (name == "unet")
 
 
 @pytest.mark.parametrize("lead", [(), (4,), (2, 3)])

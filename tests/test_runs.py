@@ -33,6 +33,17 @@ def test_the_batch_is_the_devices_own_unless_chosen(method):
     assert replace(config, batch=7).for_domain(DOMAINS["toy"], "cuda").batch == 7
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_with_a_trunk_kdp_has_as_many_conditions_as_regression_has_windows(device):
+    def batch(method="kdp", kind="mlp", **drift):
+        config = RunConfig("toy", method=method, network=NetworkConfig(kind, trunk=1), drift=DriftConfig(**drift))
+        return config.for_domain(DOMAINS["toy"], device).batch
+
+    assert batch() == 4 * batch("bc") and batch(samples=2) == 2 * batch("bc")
+    usual = {"cpu": CPU_BATCH, "cuda": GPU_BATCH}[device]["kdp"]
+    assert batch(kind="unet") == batch(field="keyed") == usual
+
+
 def test_what_a_domain_has_of_its_own_is_taken_where_nothing_was_chosen():
     own = Domain(
         "x",
@@ -42,14 +53,14 @@ def test_what_a_domain_has_of_its_own_is_taken_where_nothing_was_chosen():
         stride=3,
         tilt=7.0,
         lambda_a=0.3,
-        network=Sizes(8, 1, 4, 2, 5),
+        network=Sizes(8, 1, 4, 2, 5, 6),
         relabel=True,
         steps=11,
     )
     told = RunConfig("x").for_domain(own)
     assert (told.horizon, told.stride, told.steps, told.relabel) == (24, 3, 11, True)
     assert (told.drift.tilt, told.drift.lambda_a) == (7.0, 0.3)
-    assert told.network == NetworkConfig(None, 8, 1, 4, 2, 5) and told.for_domain(own) == told
+    assert told.network == NetworkConfig(None, 8, 1, 4, 2, 5, 6) and told.for_domain(own) == told
     chosen = RunConfig(
         "x",
         relabel=False,
@@ -59,7 +70,7 @@ def test_what_a_domain_has_of_its_own_is_taken_where_nothing_was_chosen():
     ).for_domain(own)
     assert chosen.relabel is False and chosen.steps is None
     assert (chosen.drift.tilt, chosen.drift.lambda_a) == (0.0, 0.0)
-    assert chosen.network == NetworkConfig("unet", 8, 1, 4, 3, 0)
+    assert chosen.network == NetworkConfig("unet", 8, 1, 4, 3, 0, 6)
 
 
 @pytest.mark.parametrize("name", DOMAINS)

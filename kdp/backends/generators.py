@@ -53,16 +53,21 @@ def one_call(whole: WholePlan) -> Generate:
     first, last = network.from_condition[1], network.from_condition[3]
     width, drawn = first.out_features, network.from_noise.in_features
     near, bias = first.weight.t().contiguous(), last.bias + network.from_noise.bias
-    sizes = {"STATE": len(near), "NOISE": drawn, "WIDTH": width, "DRAWN": padded(drawn), "STEP": STEP, "TIMES": 1}
+    sizes = {"STATE": len(near), "WIDTH": width, "DRAWN": padded(drawn), "STEP": STEP, "TIMES": 1}
+    early = not len(network.trunk)  # the noise enters with the condition
 
     def generate(here: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
         rows, candidates = noise.shape[:2].numel(), noise.shape[1]
-        h = here.new_empty(rows, width)
-        kernels.enter[grid(TILE, rows, width)](
+        entering, of_each = (rows, candidates) if early else (len(here), 1)
+        h = here.new_empty(entering, width)
+        kernels.enter[grid(TILE, entering, width)](
             *(here, whole.state_mean, whole.state_std, noise, near, first.bias, last.weight),
-            *(network.from_noise.weight, bias, h, rows, candidates),
-            **(how(TILE.warps) | shape(width) | sizes),
+            *(network.from_noise.weight, bias if early else last.bias, h, entering, of_each),
+            **(how(TILE.warps) | shape(width) | sizes | {"NOISE": drawn if early else 0}),
         )
+        if not early:
+            told = through(network.trunk, h)
+            h = layer(noise.flatten(0, 1), network.from_noise.weight, network.from_noise.bias, onto=told)
         h, (norm, head), seen = through(network.blocks, h), network.head, here.new_empty(rows, seen_of(whole))
         kernels.leave[grid(TILE, rows, head.out_features)](
             *(h, norm.weight, norm.bias, head.weight, head.bias, here, whole.token_mean, whole.token_std),
@@ -98,8 +103,10 @@ def denoising(whole: WholePlan) -> Generate:
             *(here, last.bias, told, count * len(times), len(times)),
             **(how(TILE.warps) | shape(width) | enter),
         )
+        told = through(network.trunk, told.flatten(0, 1)).view_as(told)
         x = here.new_empty(rows, size)
-        finish(whole, noise[0], here, torch.empty_like(x), x)
+        begin = noise[0] if method.temperature == 1 else method.temperature * noise[0]
+        finish(whole, begin, here, torch.empty_like(x), x)
         for number, scales in enumerate(factors):
             done, noisy = number == len(times) - 1, number + 1 < len(noise)
             h = layer(x, network.from_noise.weight, network.from_noise.bias, onto=told[:, number])

@@ -111,7 +111,9 @@ class Matrices(nn.Module):
         super().__init__()
         self.noise, self.from_noise = network.from_noise.in_features, Product(network.from_noise.weight.t())
         self.from_condition, self.blocks, self.head = network.from_condition, network.blocks, network.head
-        last: Any = self.from_condition[3]
+        self.trunk = network.trunk
+        before: Any = self.trunk[-1] if len(self.trunk) else self.from_condition
+        last: Any = before[3]  # both end so
         last.bias += network.from_noise.bias
 
     def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
@@ -120,7 +122,10 @@ class Matrices(nn.Module):
 
     def stream(self, noise: Tensor, condition: Tensor) -> Tensor:
         """noise (...,K,Z), condition (1,C) -> what comes out of the blocks (K,width)."""
-        h = self.from_noise(noise.reshape(-1, self.noise), self.from_condition(condition))
+        told = self.from_condition(condition)
+        for block in self.trunk:
+            told = told + block(told)
+        h = self.from_noise(noise.reshape(-1, self.noise), told)
         for block in self.blocks:
             h = h + block(h)
         return h

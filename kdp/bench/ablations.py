@@ -43,6 +43,8 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other sco
     "no caution": {"value": replace(VALUED, caution=0.0)},
     "one head": {"value": replace(VALUED, heads=1)},
     "all episodes alike": {"value": replace(VALUED, favour=0.0)},
+    "no trunk": {"network": NetworkConfig(trunk=0, blocks=3)},
+    "temperature 1": {"temperature": 1.0},
     "returns as they are": {"value": replace(VALUED, trace=1.0)},
     "smooth": {"value": replace(VALUED, smooth=0.3)},
     "wish": {"value": VALUE_VARIANTS["kdp-wish"]["value"]},

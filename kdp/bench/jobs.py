@@ -190,7 +190,8 @@ def judge_run(judging: Judging) -> dict[str, Any]:
     if held_out is not None:
         config = RunConfig.from_json(about["config"])
         windows = assemble(config, domain, held_out, training.device, planner.inverse).sampler.windows
-        measured |= held_out_measures(planner, domain, windows, conditions=16 if judging.quick else 512)
+        drawn = load(training.folder, training.device, temperature=1.0)  # as the data are
+        measured |= held_out_measures(drawn, domain, windows, conditions=16 if judging.quick else 512)
     if judging.picture is not None:
         draw_episodes(judging.picture, planner, played, protocol.candidates, domain)
     return row(judging.suite, training.device, **measured, quick=judging.quick)

@@ -29,7 +29,7 @@ from kdp.value import ValueConfig
 
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
 EPISODES, CANDIDATES = 20, 64
-BATCH = 4096  # windows in a step on a GPU, for every method; on a CPU each has its usual number
+BATCH = 4096  # windows in a step on a GPU; KDP, and every method on a CPU, has its usual number
 
 # Ours; of all episodes alike; with a critic; with value in the field too; asked for a return; the published field, of
 # which the best of all is followed as published; Diffuser with our network and windows, ranked by our scorer, and with
@@ -41,9 +41,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "kdp-critic": {"value": ValueConfig("critic", blend=4.0)},
     "kdp-ascent": {"value": ValueConfig("critic", apart=0, steps=1000, ascent=0.2)},
     "kdp-wish": {"value": ValueConfig("return", wish=0.8, favour=0.0)},
-    "kdp-published": {"value": ValueConfig("return", blend=0.0, favour=0.0), "drift": DriftConfig(field="keyed")},
+    "kdp-published": {
+        "value": ValueConfig("return", blend=0.0, favour=0.0),
+        "drift": DriftConfig(field="keyed"),
+        "temperature": 1.0,
+    },
     "diffuser": {"method": "diffuser", "value": ValueConfig("none"), "network": NetworkConfig("mlp")},
-    "diffuser-published": {"method": "diffuser", "value": ValueConfig("return", blend=0.0, favour=0.0)},
+    "diffuser-published": {
+        "method": "diffuser",
+        "value": ValueConfig("return", blend=0.0, favour=0.0),
+        "temperature": 1.0,
+    },
     "bc": {"method": "bc", "value": ValueConfig("none", favour=0.0)},
     "bc-favour": {"method": "bc", "value": ValueConfig("none")},
     "bc-wish": {"method": "bc", "value": ValueConfig("none", wish=0.8, favour=0.0)},
@@ -97,8 +105,9 @@ def locomotion_runs(
     """Variants and their runs, in the order given; peers are not among them."""
     studied = []
     for task, variant, seed in product(tasks, [name for name in variants if name in VARIANTS], range(seeds)):
-        batch = BATCH if device == "cuda" else None
-        config = replace(RunConfig(task, seed=seed, steps=steps, batch=batch), **VARIANTS[variant])
+        config = replace(RunConfig(task, seed=seed, steps=steps), **VARIANTS[variant])
+        if device == "cuda" and config.method != "kdp":
+            config = replace(config, batch=BATCH)
         unet = config.method == "diffuser" and config.network.kind is None
         config = replace(config, loop=LoopConfig(fuse=fuse and not unet))
         if quick:

@@ -18,6 +18,7 @@ from kdp.bench.results import Row
 from kdp.checkpoint import FORMAT, save_json, save_tensors
 from kdp.config import RunConfig
 from kdp.domains import DOMAINS, Domain
+from kdp.domains.locomotion import NETWORK
 from kdp.domains.maze2d import custom_maze
 from kdp.errors import UserError
 from kdp.keys import Condition
@@ -33,7 +34,7 @@ from kdp.value import ValueConfig
 FEW = 5  # network calls of an accelerated Diffuser
 DDIM = DiffusionConfig(sampler="ddim", sampling_steps=FEW)
 PLAIN = "eager"  # the backend that nothing is done to
-MLP, UNET = NetworkConfig("mlp"), NetworkConfig("unet")
+MLP, UNET = NetworkConfig("mlp", **NETWORK._asdict()), NetworkConfig("unet")  # as in the tables of locomotion
 
 # name -> what its run would be trained with, and whether it gets the backend that was asked for
 FRESH: dict[str, tuple[dict[str, Any], bool]] = {

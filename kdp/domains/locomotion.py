@@ -17,6 +17,7 @@ from kdp.datasets.collect import collect, is_collected, open_env
 from kdp.datasets.minari_sets import data_folder, dataset_id, holds_dataset, read_folder, read_metadata
 from kdp.domains.domain import Domain, Step
 from kdp.errors import UserError
+from kdp.networks import Sizes
 from kdp.windows import Episodes
 
 EPISODE_STEPS = 1000
@@ -135,6 +136,9 @@ class GymEnvironments:
             env.close()
 
 
+NETWORK = Sizes(blocks=1, trunk=2)  # most of a plan is what its state asks for (docs/paper-to-code.md)
+
+
 def locomotion_domain(task: Task, about: str) -> Domain:
     body = BODIES[task.body]
     return Domain(
@@ -143,6 +147,8 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         episodes=task.episodes,
         horizon=4,
         key_temperature=0.05,
+        network=NETWORK,
+        temperature=0.7,
         positives=1,  # of a hundred thousand windows the nearest is ten bandwidths away (docs/paper-to-code.md)
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,

@@ -37,6 +37,9 @@ class BC(nn.Module):
         x = self.generator(constant, condition.vector()).unflatten(-1, (self.clamp.tokens, self.clamp.width))
         return self.clamped(x, condition)[:, None].expand(-1, noise.shape[1], -1, -1)
 
+    def cool(self, temperature: float) -> None:
+        """There is no noise."""
+
     def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Nothing is random in a step."""
         return ()

@@ -66,6 +66,7 @@ class Diffuser(nn.Module):
         self.graphs: dict[tuple, Callable[..., Tensor] | None] = {}  # None: seen once
         abar = cosine_schedule(diffusion.steps)
         count = diffusion.sampling_steps or diffusion.steps
+        self.temperature = 1.0
         self.times = [diffusion.steps - diffusion.steps * i // count for i in range(count + 1)]  # T, ..., 0
         steps = [transition(abar[t], abar[s], diffusion.sampler) for t, s in pairwise(self.times)]
         self.weight: Tensor
@@ -100,7 +101,12 @@ class Diffuser(nn.Module):
     def sample(self, condition: Condition, n: int, generator: torch.Generator, guide: Guide | None = None) -> Tensor:
         """B conditions -> clamped windows (B,n,L,D), standardised; `nfe` network calls."""
         noise = self.draw(len(condition), n, generator)
-        return self._denoise(noise[0], noise[1:], condition, self.nfe, guide)
+        return self._denoise(self.temperature * noise[0], noise[1:], condition, self.nfe, guide)
+
+    def cool(self, temperature: float) -> None:
+        """From now on noise is this many times as large, at the beginning and in every step."""
+        self.temperature *= temperature
+        self.steps[:, 2] *= temperature
 
     def draw(self, count: int, n: int, generator: torch.Generator) -> Tensor:
         """The noise of n windows of each of `count` conditions (steps,count,n,L,D), all of a plan in one draw."""
@@ -109,7 +115,7 @@ class Diffuser(nn.Module):
     def decode(self, noise: Tensor, condition: Condition) -> Tensor:
         """noise (steps,B,n,L,D) -> clamped windows (B,n,L,D), as it stands: without a CUDA graph of its own."""
         known, told = self.clamped.known(condition)[:, None], condition.vector()[:, None]
-        return self._descend(self.nfe, noise[0], noise[1:], known, told)
+        return self._descend(self.nfe, self.temperature * noise[0], noise[1:], known, told)
 
     @torch.no_grad()
     def refine(
@@ -124,7 +130,7 @@ class Diffuser(nn.Module):
         if not 0 <= steps <= self.nfe:
             raise UserError(f"a plan is refined in 0 to {self.nfe} steps; got {steps}.")
         noise = self._noise(windows.shape, steps, generator)
-        x = self.noised(windows, self.times[-1 - steps], noise[0])
+        x = self.noised(windows, self.times[-1 - steps], self.temperature * noise[0])
         return self._denoise(x, noise[1:], condition, steps, guide)
 
     def noised(self, x0: Tensor, t: Tensor | int, eps: Tensor) -> Tensor:
@@ -210,7 +216,7 @@ class Denoiser(nn.Module):
         self.embed: nn.Module | None = None
         if network.kind == "mlp":
             numbers = clamp.tokens * clamp.width
-            self.body = ResidualMLP(numbers, told, numbers, sizes.width, sizes.blocks)
+            self.body = ResidualMLP(numbers, told, numbers, sizes.width, sizes.blocks, trunk=sizes.trunk)
         else:
             size = 4 * sizes.channels
             self.embed = nn.Sequential(nn.Linear(told, size), nn.Mish(), nn.Linear(size, size), nn.Mish())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -52,6 +54,12 @@ class KDP(nn.Module):
         """z (B,n,Z) -> clamped windows (B,n,L,D)."""
         x = self.generator(z, condition.vector()[:, None])
         return self.clamped(x.unflatten(-1, (self.clamp.tokens, self.clamp.width)), condition)
+
+    @torch.no_grad()
+    def cool(self, temperature: float) -> None:
+        """From now on noise counts this much: for planning, once training is over."""
+        enter: Any = self.generator.from_noise
+        enter.weight *= temperature
 
     def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """What is random in a step of `count` conditions: z (count,G,Z)."""
