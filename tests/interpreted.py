@@ -19,7 +19,7 @@ from kdp.value import Value, ValueConfig, Worth
 
 
 def whole_plan(
-    scorer="critic", blend=0.0, tokens=5, state=5, action=2, network=None, value=None, diffusion=None
+    scorer="critic", blend=0.0, tokens=5, state=5, action=2, network=None, value=None, diffusion=None, temperature=1.0
 ) -> WholePlan:
     """Of random networks, none of whose weights is as simple as it was initialised. With `diffusion`, Diffuser's."""
     torch.manual_seed(0)
@@ -37,6 +37,7 @@ def whole_plan(
         worth = Worth(Value(clamp, action, config), normalizer)
         stir(worth.value)
     stir(method)
+    method.cool(temperature)
     return WholePlan(method, normalizer, (), worth, blend).eval().requires_grad_(False)
 
 
@@ -124,6 +125,8 @@ CASES = {
     "trunk": ({"network": {"trunk": 2, "blocks": 1}, "blend": 1.0}, 64, 1),
     "trunk, several plans": ({"network": {"trunk": 1, "blocks": 0, "width": 24, "noise": 3}}, 5, 3),
     "ddpm, trunk": ({"network": {"trunk": 2, "blocks": 1}, "diffusion": {"steps": 3}}, 5, 2),
+    "temperature": ({"temperature": 0.5}, 5, 1),
+    "ddpm, temperature": ({"temperature": 0.5, "diffusion": {"steps": 3}}, 5, 1),
     "narrow": ({"network": {"width": 8}, "value": {"width": 8}}, 4, 1),
 }
 
