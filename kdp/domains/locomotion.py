@@ -148,14 +148,14 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         horizon=4,
         key_temperature=0.05,
         network=NETWORK,
-        temperature=0.7,
+        temperature=0.85,
         positives=1,  # of a hundred thousand windows the nearest is ten bandwidths away (docs/paper-to-code.md)
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,
         reference=body.reference,
         value="return",
         apart=5.0,
-        blend=2.0,
+        blend=3.0,
         trace=0.9,
         favour=8.0,
     )
