@@ -164,8 +164,8 @@ def answer(
             number = start + some
             worth = tl.zeros((SOME,), tl.float32)
             if HEADS > 0:
-                ballot = _ballot(votes, plan, number, rows, candidates, HEADS, PADDED)
-                worth = _ranked(ballot, usual, HEADS, PADDED, CAUTION)
+                few = _ballot(votes, plan, number, rows, candidates, HEADS, PADDED)
+                worth = _ranked(few, usual, HEADS, PADDED, CAUTION)
             mask = number < candidates
             share = tl.where(mask, tl.exp(sharp * (worth - top)) / total, 0.0)
             at = (plan * candidates + number)[:, None] * SIZE + column[None, :]
