@@ -21,8 +21,8 @@ def locomotion_page(rows: Rows) -> str:
 
 def locomotion_summary(rows: Rows) -> str:
     """The tables of each device, whose budgets are not the same, what they say, and where their rows come from."""
-    rows = [{"scored": True} | row for row in rows]  # older ones do not say
-    groups = latest(rows, ("device", "task", "variant", "candidates", "blend", "scored"))
+    rows = [row | {"way": way(row)[1]} for row in rows]  # a blend is a blend, however strong it was at the time
+    groups = latest(rows, ("device", "task", "variant", "way"))
     tables: list[str] = []
     for device in dict.fromkeys(group[0]["device"] for group in groups):
         tables += [f"{device}:", "", *_tables([group for group in groups if group[0]["device"] == device]), ""]

@@ -151,7 +151,7 @@ def maze2d_summary(rows: Rows, curves: Rows) -> str:
 
 def ablations_page(rows: Rows) -> str:
     """One table for each task and field: what each part of the objective is worth."""
-    groups = latest(rows, ("task", "base", "variant", "executor", "candidates", "blend"))
+    groups = latest(rows, ("task", "base", "variant", "executor", "candidates"))
     lines = ["# Ablations", "", "Written by `kdp table` from `results/ablations.jsonl`.", ""]
     for task, base in dict.fromkeys((group[0]["task"], group[0]["base"]) for group in groups):
         mine = [group for group in groups if (group[0]["task"], group[0]["base"]) == (task, base)]
