@@ -96,6 +96,25 @@ def test_a_candidates_noise_does_not_depend_on_how_many_there_are(interpreted):
     assert interpreted["one"][0] == interpreted["noise"]["1"][0][:1]
 
 
+@needs_triton
+@pytest.mark.parametrize("heads", [0, 2])
+@pytest.mark.parametrize("most", [16, 64, 1024])
+def test_an_answer_that_blends_compiles_for_a_gpu_whatever_the_number_of_candidates(most, heads):
+    """The interpreter does not mind a variable that changes its shape in a loop; a compiler does."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from kdp.backends import ends
+
+    names, places = ends.answer.arg_names, {"windows": "*i64", "chosen": "*i64", "rows": "i32", "candidates": "i32"}
+    sizes = {"SIZE": 92, "HEADS": heads, "PADDED": max(heads, 1), "ALL": most, "SOME": 64, "COLUMNS": 64}
+    sizes |= {"CAUTION": 1.0, "BLEND": 2.0, "PLACED": True, "EARLY": False}
+    signature = {name: "constexpr" if name in sizes else places.get(name, "*fp32") for name in names}
+    given = {(at,): sizes[name] for at, name in enumerate(names) if name in sizes}
+    made = compile(ASTSource(ends.answer, signature, given), target=GPUTarget("cuda", 90, 32))
+    assert made.asm["ptx"]
+
+
 # What is covered
 
 

@@ -19,6 +19,7 @@ import kdp
 from kdp.bench import locomotion
 from kdp.bench.evaluate import evaluate, roll
 from kdp.bench.locomotion import VARIANTS, judgings_of, locomotion_runs
+from kdp.bench.locomotion_page import locomotion_summary
 from kdp.bench.results import COLUMNS, read
 from kdp.bench.tables import ablations_page
 from kdp.config import RunConfig
@@ -786,6 +787,22 @@ def test_a_peer_that_was_begun_alone_is_finished_alone(kdp_command, few_steps, t
     words = ("bench", "locomotion", "--quick", "--tasks", "hopper-medium", "--variants", "iql", "--seeds", 3, "--stack")
     assert kdp_command(*words, "--policies", few_steps)[0] == 0
     assert [(fuse, [one.seed for one in some]) for fuse, *some in asked] == [(False, [0, 2]), (False, [1])]
+
+
+def test_a_table_shows_the_newest_of_each_way_to_follow_plans_however_strong_its_blend():
+    """A run that follows a blend of another strength, or draws from other noise, takes the place of the one before."""
+    plain = dict.fromkeys(COLUMNS) | {"suite": "locomotion", "device": "x", "task": "hopper-medium", "variant": "kdp"}
+    plain |= {"method": "kdp", "episodes": 20, "train_steps": 1, "train_minutes": 1.0, "nfe": 1, "quick": False}
+    asked = [(64, 2.0, True), (64, 1.0, False), (64, 0.0, True), (1, 2.0, True)]
+    rows = []
+    for at, commit in enumerate(("old", "new")):
+        for number, (k, blend, scored) in enumerate(asked):
+            told = {"candidates": k, "blend": blend + at if blend == 2 else blend, "scored": scored, "commit": commit}
+            rows += [plain | told | {"seed": seed, "score": 100.0 * at + number, "config": {}} for seed in range(2)]
+    lines = locomotion_summary(rows).splitlines()
+    shown = [[cell.strip() for cell in line.split("|")[1:4]] for line in lines if line.startswith("| kdp")][:4]
+    ways = ["64, blend", "64, mean", "64, best", "1"]
+    assert shown == [["kdp", way, f"10{number}.0±0.0"] for number, way in enumerate(ways)]
 
 
 def test_learning_curves_of_the_variants(kdp_command, few_steps, tmp_path, monkeypatch):

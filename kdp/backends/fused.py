@@ -1,6 +1,6 @@
 """A whole plan in few Triton kernels, within one CUDA graph: what a plan of small networks costs on a GPU is the number
-of its kernels, not its arithmetic. With three residual blocks and a critic there are thirteen; Diffuser has eight for
-each of its steps."""
+of its kernels, not its arithmetic. With a trunk of two residual blocks, one block after it and a critic there are
+fourteen; Diffuser has four for each of its steps."""
 
 from __future__ import annotations
 
