@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +19,7 @@ import kdp
 from kdp import backends
 from kdp.backends import compiled, runtimes
 from kdp.backends.onnx import Lean, write_onnx
-from kdp.backends.runtimes import OnnxRuntime
+from kdp.backends.runtimes import Helpers, OnnxRuntime
 from kdp.backends.whole import WholePlan
 from kdp.config import RunConfig
 from kdp.domains import DOMAINS
@@ -224,12 +227,28 @@ def test_several_threads_share_the_candidates_and_rank_them_together(folder, nam
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(runtimes, "FEWEST", 8)
     monkeypatch.setattr(OnnxRuntime, "_run", record_calls(OnnxRuntime._run, calls))
+    monkeypatch.setattr(Helpers, "ask", record_calls(Helpers.ask, calls))
     fast = kdp.load(folder(name), backend="onnx")
     for candidates, parts in ((1, 1), (15, 1), (16, 2), (25, 3), (64, 3)):
         calls.clear()
         one, other = (planner.plan(*asked(eager, candidates), candidates, seed=7) for planner in (eager, fast))
         assert_same(one, other, eager)
         assert len(calls) == parts
+
+
+def test_helpers_answer_whoever_asked_raise_what_was_raised_and_end_with_their_owner():
+    helpers, before = Helpers(2, lambda x: 1 / x), threading.active_count()
+    waiting = [helpers.ask(x) for x in range(9, 0, -1)]
+    assert [answer() for answer in waiting] == [1 / x for x in range(9, 0, -1)]
+    with pytest.raises(ZeroDivisionError):
+        helpers.ask(0)()
+    assert helpers.ask(4)() == 0.25  # and goes on
+    del helpers, waiting
+    gc.collect()
+    until = time.monotonic() + 10
+    while threading.active_count() > before - 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() == before - 2
 
 
 def record_calls(function, calls: list):

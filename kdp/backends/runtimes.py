@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,31 +41,70 @@ class OnnxRuntime:
             raise _unreadable(path, error) from error
         self.names = [entry.name for entry in self.session.get_inputs()]
         self.threads, self.caution = threads or os.cpu_count() or 1, caution
-        self.pool = ThreadPoolExecutor(self.threads - 1, "plan") if self.threads > 1 else None
+        self.helpers = Helpers(self.threads - 1, self.session.run)
 
     def __call__(self, *told: np.ndarray) -> list[np.ndarray]:
-        if self.pool is None:
-            return self._run(OUTPUTS, told)
         axis = 2 if told[1].ndim == 5 else 1  # in noise of many steps, the steps come first
-        parts = min(self.threads, told[1].shape[axis] // FEWEST)
+        count = told[1].shape[axis]
+        parts = min(self.threads, count // FEWEST)
         if parts < 2:
             return self._run(OUTPUTS, told)
-        first, *others = ((told[0], some, *told[2:]) for some in np.array_split(told[1], parts, axis))
-        waiting = [self.pool.submit(self._run, (OUTPUTS[0], VOTES), some) for some in others]
-        made = [self._run((OUTPUTS[0], VOTES), first), *(one.result() for one in waiting)]
+        ends, lead = [count * part // parts for part in range(parts + 1)], (slice(None),) * axis
+        noises = [told[1][(*lead, slice(*between))] for between in pairwise(ends)]
+        first, *others = ((told[0], noise, *told[2:]) for noise in noises)
+        waiting = [self.helpers.ask((OUTPUTS[0], VOTES), self._named(some)) for some in others]
+        made = [self._run((OUTPUTS[0], VOTES), first), *(answer() for answer in waiting)]
         candidates, votes = np.concatenate([one[0] for one in made], 1), np.concatenate([one[1] for one in made], 2)
         scores = ranked(votes, self.caution)
         return [candidates, scores, scores.argmax(1)]
 
     def _run(self, outputs: tuple[str, ...], told: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-        return self.session.run(outputs, dict(zip(self.names, told, strict=True)))
+        return self.session.run(outputs, self._named(told))
+
+    def _named(self, told: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
+        return dict(zip(self.names, told, strict=True))
+
+
+class Helpers:
+    """Threads that call a function, until this is collected. They are handed work by plain queues: with an executor's
+    futures that takes longer, and a plan is short."""
+
+    def __init__(self, count: int, function: Callable[..., Any]):
+        self.asked: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=_help, args=(self.asked, function), name="plan", daemon=True).start()
+            weakref.finalize(self, self.asked.put, None)
+
+    def ask(self, *told: Any) -> Callable[[], Any]:
+        """-> what waits for the answer, and gives it or raises what was raised."""
+        answer: SimpleQueue[Any] = SimpleQueue()
+        self.asked.put((told, answer))
+
+        def wait() -> Any:
+            made, error = answer.get()
+            if error is not None:
+                raise error
+            return made
+
+        return wait
+
+
+def _help(asked: SimpleQueue[Any], function: Callable[..., Any]) -> None:
+    while (task := asked.get()) is not None:
+        told, answer = task
+        try:
+            answer.put((function(*told), None))
+        except Exception as error:
+            answer.put((None, error))
 
 
 def ranked(votes: np.ndarray, caution: float) -> np.ndarray:
     """value.ranked: (heads,N,K) -> (N,K)."""
     scores = votes.mean(0)
     if caution and len(votes) > 1:
-        scores -= caution * (votes - votes.mean(-1, keepdims=True)).std(0, ddof=1)
+        apart = votes - votes.mean(-1, keepdims=True)
+        apart -= apart.mean(0)
+        scores -= caution / (len(votes) - 1) ** 0.5 * np.sqrt(np.einsum("hnk,hnk->nk", apart, apart))
     return scores
 
 
