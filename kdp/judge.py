@@ -63,7 +63,7 @@ def judge(
     )
     result |= {
         "guidance": guidance,
-        "temperature": about["config"].get("temperature") if temperature is None else temperature,
+        "temperature": next(t for t in (temperature, about["config"].get("temperature"), 1.0) if t is not None),
         "domain": domain.name,
         "dataset": about["data"]["name"],
         "method": about["config"]["method"],
@@ -176,6 +176,7 @@ def _table(result: dict[str, Any]) -> Table:
         "executor": f"{result['executor']}, {pace}",
         "network calls per plan": f"{result['nfe']}{first}",
         "guidance": f"{result['guidance']:g}" if result["guidance"] else "none",
+        "temperature": f"{result['temperature']:g}",
         "time per plan (median)": f"{result['plan_ms_p50']:.2f} ms",
         "data": result["dataset"],
     }
