@@ -146,8 +146,8 @@ def test_an_evaluation_is_written_with_its_provenance(kdp_command, folder):
 
 
 @pytest.mark.parametrize("flags, shown, expected", [
-    ([], "planning every 1 steps", {"chunk": 1, "warm": 0, "guidance": 0, "nfe": 3, "nfe_first": 3, "bef": 6, "temperature": 1}),
-    (["--chunk", 0], "one plan, open loop", {"chunk": 0, "warm": 0, "nfe": 3, "bef": 6}),
+    ([], "planning every 1 steps", {"chunk": 1, "warm": 0, "guidance": 0, "nfe": 3, "nfe_first": 3, "bef": 6}),
+    (["--chunk", 0], "one plan, open loop", {"chunk": 0, "warm": 0, "nfe": 3, "bef": 6, "temperature": 1}),
     (["--chunk", 20, "--warm", 2], "each from the last", {"chunk": 20, "warm": 2, "nfe": 2, "nfe_first": 3, "bef": 4}),
     (["--chunk", 50, "--guidance", 0.1], "0.1", {"guidance": 0.1, "nfe": 3}),
     (["--temperature", 0.25], "0.25", {"temperature": 0.25}),
