@@ -148,7 +148,7 @@ class RunConfig:
             raise UserError(f"value.trace must be 0 to 1 (1: the data's returns as they are); got {self.value.trace}.")
         if not 0 <= (self.value.wish or 0.0) < 1:
             raise UserError(f"value.wish must be 0 (off) or more, and less than 1; got {self.value.wish}.")
-        check_temperature(self.temperature)
+        planning_temperature(self.temperature)
         for name in ("bands", "trunk"):
             if (getattr(self.network, name) or 0) < 0:
                 raise UserError(f"network.{name} must be 0 (none) or more; got {getattr(self.network, name)}.")
@@ -159,9 +159,12 @@ class RunConfig:
             )
 
 
-def check_temperature(temperature: float | None) -> None:
-    if not 0 <= (temperature or 0.0) < math.inf:
+def planning_temperature(asked: float | None, own: float | None = None) -> float:
+    """What was asked for, else the run's own, else as in training."""
+    temperature = next(t for t in (asked, own, 1.0) if t is not None)
+    if not 0 <= temperature < math.inf:
         raise UserError(f"temperature must be 0 (no noise) or more; got {temperature}. As in training: 1.")
+    return temperature
 
 
 def usual_batch(method: str, network: NetworkConfig, drift: DriftConfig, kind: str) -> int:

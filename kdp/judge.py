@@ -12,6 +12,7 @@ from rich.table import Table
 
 from kdp.bench.evaluate import Episode, evaluate
 from kdp.checkpoint import save_json
+from kdp.config import planning_temperature
 from kdp.domains import DOMAINS, Domain
 from kdp.domains.maze2d import custom_maze
 from kdp.errors import UserError, did_you_mean
@@ -63,7 +64,7 @@ def judge(
     )
     result |= {
         "guidance": guidance,
-        "temperature": next(t for t in (temperature, about["config"].get("temperature"), 1.0) if t is not None),
+        "temperature": planning_temperature(temperature, about["config"].get("temperature")),
         "domain": domain.name,
         "dataset": about["data"]["name"],
         "method": about["config"]["method"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -90,15 +91,17 @@ class ResidualMLP(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, out))
 
     def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
-        told = self.from_condition(condition)
-        for block in self.trunk:
-            told = told + block(told)
-        h = self.from_noise(noise) + told
+        h = self.from_noise(noise) + residual(self.trunk, self.from_condition(condition))
         lead = h.shape[:-1]
-        h = h.reshape(-1, h.shape[-1])  # runtimes are at their best with plain matrices
-        for block in self.blocks:
-            h = h + block(h)
+        h = residual(self.blocks, h.reshape(-1, h.shape[-1]))  # runtimes are at their best with plain matrices
         return self.head(h).reshape(*lead, -1)
+
+
+def residual(blocks: Iterable[nn.Module], h: Tensor) -> Tensor:
+    """h (...,width) through blocks, each of which adds to it."""
+    for block in blocks:
+        h = h + block(h)
+    return h
 
 
 class _ConvBlock(nn.Module):

@@ -15,7 +15,7 @@ from kdp.backends import ON_GPU, choose, make
 from kdp.backends.runtimes import RUNTIMES
 from kdp.backends.whole import WholePlan, known
 from kdp.checkpoint import FORMAT, load_json, load_tensors, save_json, save_tensors
-from kdp.config import RunConfig, check_temperature
+from kdp.config import RunConfig, planning_temperature
 from kdp.domains import DOMAINS, Domain, find_domain
 from kdp.errors import UserError
 from kdp.exported import ABOUT
@@ -271,9 +271,7 @@ def load(
     normalizer, support = normalizer.to(device), None if support is None else support.to(device)
     learner = learner.eval().requires_grad_(False).to(device)
     method = method_of(learner)
-    check_temperature(temperature)
-    temperature = config.temperature if temperature is None else temperature
-    method.cool(1.0 if temperature is None else temperature)
+    method.cool(planning_temperature(temperature, config.temperature))
     name = choose(backend, torch.device(device).type, method.nfe)
     assert config.stride
     arrival = _record(Arrival, about["scorer"])

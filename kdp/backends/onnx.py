@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kdp.backends.runtimes import INPUTS, OUTPUTS, VOTES, OnnxRuntime, Runtime
 from kdp.backends.whole import WholePlan, WorthScore
-from kdp.networks import Critic, ResidualMLP, StackedLinear, StackedNorm
+from kdp.networks import Critic, ResidualMLP, StackedLinear, StackedNorm, residual
 
 OPSET = 17
 
@@ -122,13 +122,8 @@ class Matrices(nn.Module):
 
     def stream(self, noise: Tensor, condition: Tensor) -> Tensor:
         """noise (...,K,Z), condition (1,C) -> what comes out of the blocks (K,width)."""
-        told = self.from_condition(condition)
-        for block in self.trunk:
-            told = told + block(told)
-        h = self.from_noise(noise.reshape(-1, self.noise), told)
-        for block in self.blocks:
-            h = h + block(h)
-        return h
+        told = residual(self.trunk, self.from_condition(condition))
+        return residual(self.blocks, self.from_noise(noise.reshape(-1, self.noise), told))
 
 
 class Windows(Matrices):
