@@ -164,7 +164,8 @@ def ablations_page(rows: Rows) -> str:
             judged = [by.get((variant, *way), []) for way in ways]
             some = next(group for group in judged if group)
             cells = [variant, str(len(some)), *map(score, judged), mean(some, "walls", "{:.1%}")]
-            body.append([*cells, mean(some, "energy_score", "{:.3f}"), mean(some, "diversity", "{:.3g}")])
+            fit = [mean(some, "energy_score", "{:.3f}"), mean(some, "diversity", "{:.3g}")]
+            body.append([*cells, *fit, some[0]["commit"][:7]])
         data = mean([row for group in mine for row in group], "data_diversity", "{:.3g}")
         head = [
             "variant",
@@ -173,13 +174,14 @@ def ablations_page(rows: Rows) -> str:
             "walls",
             "energy score",
             "diversity",
+            "commit",
         ]
         lines += [f"## {task}, {base} field", "", *markdown(head, body), ""]
         lines += [*prose(f"Diversity of the data's own nearest neighbours: {data}."), ""]
     note = (
         "Trained on nine tenths of the episodes; energy score (smaller is better) and diversity of the first action on "
         "the rest. Scores: mean ± standard error over seeds, by executor and number of candidates, planning at every "
-        "step. Walls: with the first of them."
+        "step. Walls: with the first of them. Lines of different commits are of different code, and settings."
     )
     return "\n".join([*lines, *prose(note), "", *origin(groups), ""])
 
