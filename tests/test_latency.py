@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from kdp.bench.latency import (
     CALLS,
     FEWEST,
     Pair,
+    is_twin,
     latency_lines,
     latency_rows,
     measure,
@@ -48,6 +50,7 @@ MORE = {
         "peak_mib",
     ),
     *("backend", "threads", "horizon", "samples", "rounds", "ranked", "ratio_to_kdp", "ratio_low", "ratio_high"),
+    *("ratio_same_net", "ratio_same_net_low", "ratio_same_net_high"),
     *("note", "load", "kdp_backend", "ratio_of_means", "observation_dim", "action_dim", "config"),
 }
 LITTLE = ("--seconds", 0.05, "--samples", 6, "--backend", "eager")
@@ -136,6 +139,35 @@ def test_slow_planners_get_fewer_samples_and_what_quick_ones_do_not_need():
     assert [len(pair.rounds) for pair in hasty] == [FEWEST, FEWEST]
 
 
+def test_planners_are_also_compared_with_the_kdp_that_has_their_network_and_backend():
+    clock = FakeClock()
+    times = {"kdp": 0.1, "kdp wide": 0.4, "wide": 8.0, "narrow": 1.0, "other": 2.0}
+    subjects = [
+        clock.subject(name, lambda k, name=name: times[name], "kdp" if "kdp" in name else "diffuser") for name in times
+    ]
+    for subject, width in zip(subjects, (1, 2, 2, 1, 3), strict=True):
+        subject.about["config"] = {"network": {"width": width}}
+    pairs = pairs_of(subjects, [4, 8], clock)
+    run_all(pairs, 100.0, 3)
+    rows = {row["subject"]: row for row in latency_rows(pairs, "cpu") if row["candidates"] == 8}
+    alone = {"kdp": None, "kdp wide": None, "other": None}
+    assert {name: row["ratio_same_net"] for name, row in rows.items()} == alone | {
+        "wide": pytest.approx(20),
+        "narrow": pytest.approx(10),
+    }
+    assert rows["wide"]["ratio_to_kdp"] == pytest.approx(80)
+    page = latency_page([*rows.values()])
+    assert "× same net" in page and "20.0 (20–20)" in page
+
+    def pair(backend: str, method: str) -> SimpleNamespace:
+        about = {"method": method, "config": {"network": {}}}
+        planner = SimpleNamespace(backend=backend)
+        return SimpleNamespace(subject=SimpleNamespace(about=about), candidates=1, planner=planner)
+
+    assert is_twin(pair("onnx", "kdp"), pair("onnx", "diffuser"))
+    assert not is_twin(pair("onnx", "kdp"), pair("eager", "diffuser"))
+
+
 def test_what_takes_too_long_is_left_out_and_the_row_says_so():
     clock = FakeClock()
     slow = clock.subject("slow", lambda k: float(k), "diffuser")
@@ -193,12 +225,12 @@ def test_untrained_networks_are_kdp_and_diffuser_as_published_and_as_fast_as_it_
     }
     calls = {name: subject.load().nfe for name, subject in subjects.items()}
     assert list(calls) == [
-        *("kdp", "diffuser as published", "diffuser U-Net, DDIM 5", "diffuser, same net"),
-        *("diffuser same net, DDIM 5", "bc"),
+        *("kdp", "kdp U-Net", "diffuser as published", "diffuser U-Net", "diffuser U-Net, DDIM 5"),
+        *("diffuser, same net", "diffuser same net, DDIM 5", "bc"),
     ]
-    assert list(calls.values()) == [1, 20, 5, 20, 5, 1]
+    assert list(calls.values()) == [1, 1, 20, 20, 5, 20, 5, 1]
     kinds = [subject.about["config"]["network"]["kind"] for subject in subjects.values()]
-    assert kinds == ["mlp", "unet", "unet", "mlp", "mlp", "mlp"]
+    assert kinds == ["mlp", "unet", "unet", "unet", "unet", "mlp", "mlp", "mlp"]
     plan = subjects["kdp"].load().plan(np.zeros(5), candidates=3)
     assert plan.candidates.shape == (3, 8, 7) and len(set(plan.scores.tolist())) == 3
     ranked = {
@@ -262,7 +294,7 @@ def test_a_backend_is_for_all_but_diffuser_as_published(trained, tmp_path):
         ("toy", "onnx", "onnx", True),
     ]
     fresh = fresh_subjects(tmp_path / "fresh", ["kdp", "diffuser"], 8, 3, 1, "critic", "cpu", "onnx")
-    assert [s.about["backend"] for s in fresh] == ["onnx", "eager", "onnx", "onnx", "onnx"]
+    assert [s.about["backend"] for s in fresh] == ["onnx", "onnx", "eager", *["onnx"] * 4]
     pair = pairs_of(fresh[:1], [1])[0]
     assert pair.planner.backend == "onnx" and pair.planner.scorer is None and pair.decide() > 0
 
@@ -284,9 +316,9 @@ def test_the_command_prints_tables_and_writes_rows_and_a_picture(kdp_command, tm
     code, out, err = kdp_command(*words, *LITTLE, "--threads", 1, "--out", "r/latency.jsonl", "--plot", "p.png")
     assert code == 0 and "Traceback" not in err
     assert max(len(line.rstrip()) for line in out.splitlines()) <= 100
-    assert "diffuser as published" in out and "Times KDP's" in out
+    assert "diffuser as published" in out and "Times KDP's" in out and "the same network" in out
     rows = read(tmp_path / "r/latency.jsonl")
-    assert len(rows) == 11 and all(set(COLUMNS) | MORE <= row.keys() for row in rows)
+    assert len(rows) == 15 and all(set(COLUMNS) | MORE <= row.keys() for row in rows)
     assert {row["task"] for row in rows} == {"fresh"} and {row["threads"] for row in rows} == {1}
     assert {row["horizon"] for row in rows} == {8} and {row["backend"] for row in rows} == {"eager"}
     published = next(r for r in rows if r["subject"] == "diffuser as published" and r["candidates"] == 2)

@@ -249,8 +249,8 @@ def percentile(times: np.ndarray, share: int) -> float | None:
 
 
 def latency_rows(pairs: list[Pair], device: str, load: float | None = None) -> Rows:
-    """A row for each pair that was measured or left out, with its ratio to the first KDP at the same K. `load`: of the
-    machine before."""
+    """A row for each pair that was measured or left out, with its ratio to the first KDP at the same K, and to the KDP
+    that has its network and backend. `load`: of the machine before."""
     first = next((pair for pair in pairs if pair.subject.about.get("method") == "kdp"), None)
     against = {pair.candidates: pair for pair in pairs if first and pair.subject is first.subject and pair.rounds}
     peak, rows = process_mib(), []
@@ -259,6 +259,8 @@ def latency_rows(pairs: list[Pair], device: str, load: float | None = None) -> R
             continue  # interrupted before its first turn
         times, k, nfe = pair.times, pair.candidates, pair.planner.nfe
         compared = ratio(pair, against[k]) if k in against else None
+        like = next((other for other in pairs if is_twin(other, pair)), None)
+        same = None if like is None else ratio(pair, like)
         measured = {
             "subject": pair.subject.name,
             "candidates": k,
@@ -279,6 +281,9 @@ def latency_rows(pairs: list[Pair], device: str, load: float | None = None) -> R
             "ratio_low": compared and compared.low,
             "ratio_high": compared and compared.high,
             "ratio_of_means": compared and compared.means,
+            "ratio_same_net": same and same.medians,
+            "ratio_same_net_low": same and same.low,
+            "ratio_same_net_high": same and same.high,
             "kdp_backend": first and first.planner.backend,
             "backend": pair.planner.backend,  # not always the one that was asked for
             "threads": torch.get_num_threads(),
@@ -287,6 +292,15 @@ def latency_rows(pairs: list[Pair], device: str, load: float | None = None) -> R
         }
         rows.append(row("latency", device, **(pair.subject.about | measured)))
     return rows
+
+
+def is_twin(kdp: Pair, other: Pair) -> bool:
+    """Whether a pair is KDP with the other's network, backend and candidates, and the other another method."""
+    one, two = kdp.subject.about, other.subject.about
+    if one.get("method") != "kdp" or two.get("method") == "kdp" or kdp.candidates != other.candidates:
+        return False
+    networks = [about["config"]["network"] for about in (one, two) if "config" in about]
+    return len(networks) == 2 and networks[0] == networks[1] and kdp.planner.backend == other.planner.backend
 
 
 def check_writable(path: Path) -> None:
@@ -309,7 +323,7 @@ def process_mib() -> float | None:
 
 
 def show(rows: Rows, console: Console) -> None:
-    """Two tables: the times, and how many times KDP's they are."""
+    """Tables: the times, how many times KDP's they are, and those of KDP with the same network and backend."""
     if not rows:
         return
     heads = {"plan_ms_p50": "p50 ms", "plan_ms_p95": "p95", "plan_ms_p99": "p99", "end_to_end_ms_p50": "+ env"}
@@ -322,16 +336,18 @@ def show(rows: Rows, console: Console) -> None:
             cells += [short(one[column]) for column in times]
             table.add_row(*cells, short(one["plans_per_s"]), str(one["samples"]))
     console.print(table)
-    compared = {(one["subject"], one["candidates"]): one for one in rows if said_ratio(one)}
-    counts = sorted({k for _, k in compared})
-    fit = max(1, (console.width - max(map(len, names))) // RATIO)
-    for some in (counts[at : at + fit] for at in range(0, len(counts), fit)):
-        table = _table("\nTimes KDP's, same K (95 % of bootstrap draws)", [f"K = {k}" for k in some])
-        for name in names:
-            cells = [said_ratio(compared[name, k]) if (name, k) in compared else "" for k in some]
-            if any(cells):
-                table.add_row(name, *cells)
-        console.print(table)
+    titles = {"ratio_to_kdp": "Times KDP's, same K", "ratio_same_net": "Times KDP's of the same network and backend"}
+    for ratio_name, title in titles.items():
+        said = {(one["subject"], one["candidates"]): said_ratio(one, ratio_name) for one in rows}
+        counts = sorted({k for (_, k), words in said.items() if words})
+        fit = max(1, (console.width - max(map(len, names))) // RATIO)
+        for some in (counts[at : at + fit] for at in range(0, len(counts), fit)):
+            table = _table(f"\n{title} (95 % of bootstrap draws)", [f"K = {k}" for k in some])
+            for name in names:
+                cells = [said.get((name, k), "") for k in some]
+                if any(cells):
+                    table.add_row(name, *cells)
+            console.print(table)
     for one in rows:
         if one["note"]:
             console.print(f"{one['subject']}, K = {one['candidates']}: {one['note']}", soft_wrap=True)
@@ -347,12 +363,13 @@ def _table(title: str, heads: list[str]) -> Table:
     return Table(*columns, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
 
 
-def said_ratio(one: Row) -> str:
+def said_ratio(one: Row, name: str = "ratio_to_kdp") -> str:
     """How many times KDP's time, and the range; nothing of KDP itself."""
-    if one["ratio_to_kdp"] in (None, 1):
+    if one.get(name) in (None, 1):
         return ""
-    low, high = (f"{float(f'{one[name]:.2g}'):g}" for name in ("ratio_low", "ratio_high"))
-    return f"{short(one['ratio_to_kdp'])} ({low}–{high})"
+    stem = "ratio" if name == "ratio_to_kdp" else name
+    low, high = (f"{float(f'{number:.2g}'):g}" for number in (one[f"{stem}_low"], one[f"{stem}_high"]))
+    return f"{short(one[name])} ({low}–{high})"
 
 
 def short(number: float | None) -> str:

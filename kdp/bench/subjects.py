@@ -1,5 +1,6 @@
 """What `kdp latency` measures: runs, and untrained networks of the usual sizes. Diffuser is there as published, and
-with every acceleration that KDP has: the same backend, the same network, and DDIM's few calls."""
+with every acceleration that KDP has: the same backend, the same network (ours, and the U-Net of both papers), and
+DDIM's few calls."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ MLP, UNET = NetworkConfig("mlp", **NETWORK._asdict()), NetworkConfig("unet")  # 
 # name -> what its run would be trained with, and whether it gets the backend that was asked for
 FRESH: dict[str, tuple[dict[str, Any], bool]] = {
     "kdp": ({"method": "kdp", "network": MLP}, True),
+    "kdp U-Net": ({"method": "kdp", "network": UNET}, True),
     "diffuser as published": ({"method": "diffuser", "network": UNET}, False),
+    "diffuser U-Net": ({"method": "diffuser", "network": UNET}, True),
     f"diffuser U-Net, DDIM {FEW}": ({"method": "diffuser", "network": UNET, "diffusion": DDIM}, True),
     "diffuser, same net": ({"method": "diffuser", "network": MLP}, True),
     f"diffuser same net, DDIM {FEW}": ({"method": "diffuser", "network": MLP, "diffusion": DDIM}, True),

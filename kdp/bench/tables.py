@@ -281,7 +281,7 @@ def latency_page(rows: Rows) -> str:
         "for one robot, all K candidates and the scorer included (untrained networks do not rank a single one). "
         "+ env: median until the next observation, with the executor and one step of the environment. n: decisions "
         "timed. × kdp: how many times KDP's median at the same K, over the rounds that both were in, and the range of "
-        "95 % of bootstrap draws. Every name: [metrics](../metrics.md)."
+        "95 % of bootstrap draws. × same net: the same, of KDP with that very network by that very backend. Every name: [metrics](../metrics.md)."
     )
     return "\n".join([*lines, *prose(note), "", *origin(list(found.values())), ""])
 
@@ -314,7 +314,8 @@ def _latency_cells(row: Row) -> dict[str, str]:
     cells = {"planner": row["subject"], "K": str(row["candidates"]), "calls": str(row["nfe"])}
     cells |= {"windows": str(row["bef"]), "ms": short(row["plan_ms_p50"]), "p95": short(row["plan_ms_p95"])}
     cells |= {"p99": short(row["plan_ms_p99"]), "+ env": short(row["end_to_end_ms_p50"])}
-    return cells | {"plans/s": short(row["plans_per_s"]), "n": str(row["samples"]), "× kdp": said_ratio(row)}
+    cells |= {"plans/s": short(row["plans_per_s"]), "n": str(row["samples"]), "× kdp": said_ratio(row)}
+    return cells | {"× same net": said_ratio(row, "ratio_same_net")}
 
 
 def latencies(rows: Rows) -> dict[str, Rows]:
