@@ -208,6 +208,7 @@ def train_command(
     seed: int = 0,
     relabel: bool | None = None,
     temperature: float | None = None,
+    bounded: bool | None = None,
     run: Path | None = None,
     resume: Path | None = None,
     stop_after: int | None = None,
@@ -238,6 +239,8 @@ def train_command(
             data's own: without their noise, and braking at goals. True in mazes unless given.
         temperature: Plans are drawn from this many times the noise of training: the less, the nearer they are to what
             is usual. The domain's own unless given; training does not depend on it.
+        bounded: Keep the actions of plans within the range of the data's, in training too. True in locomotion unless
+            given.
         run: Folder of the run; runs/NAME unless given.
         resume: Go on with the run in this folder, with its own settings.
         stop_after: End the run after this many steps in all, as an interrupt would.
@@ -251,7 +254,7 @@ def train_command(
     console = Console(stderr=True)
     check_device(device)
     sizes = (horizon, stride, steps, minutes, batch, seed)
-    given = RunConfig(x or "", method, *sizes, relabel, temperature, drift, diffusion, network, value, loop)
+    given = RunConfig(x or "", method, *sizes, relabel, temperature, bounded, drift, diffusion, network, value, loop)
     if resume is not None:
         if given != RunConfig("") or run is not None:
             raise UserError(

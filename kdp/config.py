@@ -35,6 +35,7 @@ class RunConfig:
     seed: int = 0
     relabel: bool | None = None
     temperature: float | None = None
+    bounded: bool | None = None
     drift: DriftConfig = field(default_factory=DriftConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -87,6 +88,7 @@ class RunConfig:
             batch=self.batch or usual_batch(self.method, network, drift, torch.device(device).type),
             relabel=domain.relabel if self.relabel is None else self.relabel,
             temperature=domain.temperature if self.temperature is None else self.temperature,
+            bounded=domain.bounded if self.bounded is None else self.bounded,
             drift=drift,
             value=value,
             network=network,

@@ -77,6 +77,8 @@ class Clamp:
     goal_token: int = -1
     returns: bool = False
     """The condition says what return follows, which is in no window (kdp/wish.py)."""
+    bounded: bool = False
+    """C also keeps actions within the range of the data's."""
 
     @property
     def told(self) -> int:
@@ -97,7 +99,7 @@ class Clamped(nn.Module):
 
     def __init__(self, clamp: Clamp):
         super().__init__()
-        self.goals = bool(clamp.goal_dims)
+        self.goals, self.state_dim = bool(clamp.goal_dims), clamp.state_dim
         source = torch.zeros(clamp.tokens, clamp.width, dtype=torch.long)  # coordinates of the condition; 0 where free
         source[0, : clamp.state_dim] = torch.arange(clamp.state_dim)
         for number, dim in enumerate(clamp.goal_dims):
@@ -106,6 +108,24 @@ class Clamped(nn.Module):
         self.source: Tensor
         self.register_buffer("free", clamp.mask(), persistent=False)
         self.register_buffer("source", source, persistent=False)
+        self.low: Tensor | None
+        self.high: Tensor | None
+        for name, end in (("low", -torch.inf), ("high", torch.inf)):
+            self.register_buffer(name, torch.full((clamp.width,), end) if clamp.bounded else None)
+
+    def bound(self, low: Tensor, high: Tensor) -> None:
+        """From now on actions are kept between these (d_a,), standardised; the same for every action of a token."""
+        assert self.low is not None and self.high is not None
+        for ends, values in ((self.low, low), (self.high, high)):
+            ends[self.state_dim :] = values.repeat((len(ends) - self.state_dim) // len(values))
+
+    def within(self, x: Tensor) -> Tensor:
+        """x (...,L,D) -> the same with actions in the data's range, where they are to be kept there. Gradients pass as
+        if nothing had been done: what lies outside can come back."""
+        if self.low is None or self.high is None:
+            return x
+        kept = x.clamp(self.low, self.high)
+        return x + (kept - x).detach() if x.requires_grad else kept
 
     def forward(self, x: Tensor, condition: Condition) -> Tensor:
         """x (B,...,L,D) -> the same with the clamped coordinates overwritten."""

@@ -156,6 +156,8 @@ def assemble(
         learner.value.fit_scale(outcomes.returns)
     if config.relabel:
         episodes = relabelled(episodes, inverse)
+    if config.bounded:
+        keep_within(method, episodes, normalizer)
     reach = inverse.within if config.relabel else None
     windows = Windows(episodes, config.horizon, config.stride, domain.goals, reach)
     conditions = max(1, config.batch // method.samples)
@@ -183,6 +185,12 @@ def assemble(
     return parts._replace(learner=method, scorer=learner, outcomes=seen)
 
 
+def keep_within(method: Any, episodes: Episodes, normalizer: Normalizer) -> None:
+    """The method's actions are to stay in the range of the data's."""
+    ends = (episodes.actions.amin(0), episodes.actions.amax(0))
+    method.clamped.bound(*((end - normalizer.action_mean) / normalizer.action_std for end in ends))
+
+
 def fast_products(device: str) -> None:
     """On a GPU matrix products are rounded to TF32, as its convolutions are."""
     if torch.device(device).type == "cuda":
@@ -200,7 +208,7 @@ def build_method(config: RunConfig, state_dim: int, action_dim: int, goal_dims: 
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        clamp = Clamp(tokens, width, state_dim, tuple(goal_dims), returns=bool(config.value.wish))
+        clamp = Clamp(tokens, width, state_dim, tuple(goal_dims), -1, bool(config.value.wish), bool(config.bounded))
         method = METHODS[config.method](clamp, config)
         return Wishing(method, config.value.wish) if config.value.wish else method
 

@@ -19,7 +19,18 @@ from kdp.checkpoint import load_tensors, save_json, save_tensors
 from kdp.config import RunConfig
 from kdp.domains import Domain, find_domain
 from kdp.errors import UserError
-from kdp.runs import CONFIG, SCORER, Parts, assemble, build_learner, describe, read_config, save_inverse, train_parts
+from kdp.runs import (
+    CONFIG,
+    SCORER,
+    Parts,
+    assemble,
+    build_learner,
+    describe,
+    keep_within,
+    read_config,
+    save_inverse,
+    train_parts,
+)
 from kdp.sampler import Batch
 from kdp.train import METRICS, MODEL, TRAINING, Outcome
 from kdp.value import Scored, method_of
@@ -77,6 +88,8 @@ def apart(configs: Sequence[RunConfig], domain: Domain, episodes: Episodes, devi
     for learner in learners:
         if parts.sampler.outcomes is not None and isinstance(learner, Scored):
             learner.value.fit_scale(parts.sampler.outcomes.returns)
+        if configs[0].bounded:
+            keep_within(method_of(learner), parts.sampler.windows.episodes, parts.normalizer)
     return learners, parts
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kdp.keys import Clamp, Condition
+from kdp.keys import Clamp, Clamped, Condition
 from kdp.sampler import Batch
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # quantiles that are learned; others lie in between
@@ -40,6 +40,10 @@ class Wishing(nn.Module):
     @property
     def clamp(self) -> Clamp:
         return self.method.clamp
+
+    @property
+    def clamped(self) -> Clamped:
+        return self.method.clamped
 
     @property
     def samples(self) -> int:

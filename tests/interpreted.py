@@ -19,11 +19,20 @@ from kdp.value import Value, ValueConfig, Worth
 
 
 def whole_plan(
-    scorer="critic", blend=0.0, tokens=5, state=5, action=2, network=None, value=None, diffusion=None, temperature=1.0
+    scorer="critic",
+    blend=0.0,
+    tokens=5,
+    state=5,
+    action=2,
+    network=None,
+    value=None,
+    diffusion=None,
+    temperature=1.0,
+    bounded=False,
 ) -> WholePlan:
     """Of random networks, none of whose weights is as simple as it was initialised. With `diffusion`, Diffuser's."""
     torch.manual_seed(0)
-    clamp = Clamp(tokens, state + action, state)
+    clamp = Clamp(tokens, state + action, state, bounded=bounded)
     config = NetworkConfig(**{"kind": "mlp", "width": 32, "blocks": 2, "noise": 16} | (network or {}))
     if diffusion is None:
         method = KDP(clamp, DriftConfig(), config)
@@ -37,6 +46,8 @@ def whole_plan(
         worth = Worth(Value(clamp, action, config), normalizer)
         stir(worth.value)
     stir(method)
+    if bounded:
+        method.clamped.bound(torch.full((action,), -0.3), torch.full((action,), 0.2))
     method.cool(temperature)
     return WholePlan(method, normalizer, (), worth, blend).eval().requires_grad_(False)
 
@@ -127,6 +138,8 @@ CASES = {
     "ddpm, trunk": ({"network": {"trunk": 2, "blocks": 1}, "diffusion": {"steps": 3}}, 5, 2),
     "temperature": ({"temperature": 0.5}, 5, 1),
     "ddpm, temperature": ({"temperature": 0.5, "diffusion": {"steps": 3}}, 5, 1),
+    "bounded": ({"bounded": True, "scorer": "return", "network": {"trunk": 2, "blocks": 1}}, 20, 2),
+    "ddpm, bounded": ({"bounded": True, "diffusion": {"steps": 3}}, 5, 1),
     "narrow": ({"network": {"width": 8}, "value": {"width": 8}}, 4, 1),
 }
 

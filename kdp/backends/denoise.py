@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kdp.backends.kernels import _await, _finished, _known, _norm, _place, _product
+from kdp.backends.kernels import _await, _finished, _known, _norm, _place, _product, _within
 
 
 @triton.jit
@@ -18,6 +18,8 @@ def descend(
     here,  # (N,STATE) observations
     mean,  # (D,) of a token's coordinates; the state's come first
     std,
+    low,  # (D,) standardised, if BOUNDED
+    high,
     x,  # (rows,OUTPUTS) clamped windows before the step
     noise,  # (rows,OUTPUTS) fresh, if NOISY
     windows,  # (rows,OUTPUTS) in the dataset's units, written if DONE; PLACED: where their address is
@@ -35,6 +37,7 @@ def descend(
     TOKEN: tl.constexpr,
     SEEN: tl.constexpr,
     PLACED: tl.constexpr,
+    BOUNDED: tl.constexpr,
     NOISY: tl.constexpr,
     EPSILON: tl.constexpr,
     CLIP: tl.constexpr,
@@ -72,7 +75,10 @@ def descend(
     y = _product(_norm(h, a, b, k < INPUTS, INPUTS), w, PARTS, PRECISION) + c[None, :]
     if EPSILON:
         y = (before - haze * y) / signal
-    y = of_x0 * tl.minimum(tl.maximum(y, -CLIP), CLIP) + of_x * before
+    y = tl.minimum(tl.maximum(y, -CLIP), CLIP)
+    if BOUNDED:
+        y = _within(y, low, high, column, right, TOKEN)
+    y = of_x0 * y + of_x * before
     if NOISY:
         y += of_noise * fresh
     y = tl.where(clamped, known, y)

@@ -55,6 +55,7 @@ def one_call(whole: WholePlan) -> Generate:
     near, bias = first.weight.t().contiguous(), last.bias + network.from_noise.bias
     sizes = {"STATE": len(near), "WIDTH": width, "DRAWN": padded(drawn), "STEP": STEP, "TIMES": 1}
     early = not len(network.trunk)  # the noise enters with the condition
+    ends, bounded = bounds(whole)
 
     def generate(here: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
         rows, candidates = noise.shape[:2].numel(), noise.shape[1]
@@ -71,8 +72,8 @@ def one_call(whole: WholePlan) -> Generate:
         h, (norm, head), seen = through(network.blocks, h), network.head, here.new_empty(rows, seen_of(whole))
         kernels.leave[grid(TILE, rows, head.out_features)](
             *(h, norm.weight, norm.bias, head.weight, head.bias, here, whole.token_mean, whole.token_std),
-            *(windows, seen, rows, candidates),
-            **(how(TILE.warps) | shape(width) | ending(whole, windows) | {"INPUTS": width}),
+            *(*ends, windows, seen, rows, candidates),
+            **(how(TILE.warps) | shape(width) | ending(whole, windows) | {"INPUTS": width, "BOUNDED": bounded}),
         )
         return seen
 
@@ -92,6 +93,7 @@ def denoising(whole: WholePlan) -> Generate:
     late = (_told_of_times(method).double() @ first.weight.double().t() + first.bias.double()).float()  # (T,width)
     factors = torch.cat([method.steps, torch.stack([method.signal, method.noise], 1)[times]], 1).tolist()
     enter = {"STATE": state, "NOISE": 0, "WIDTH": width, "DRAWN": LEAST, "STEP": STEP, "TIMES": len(times)}
+    ends, bounded = bounds(whole)
     how_denoised = {"EPSILON": method.diffusion.predict == "epsilon", "CLIP": float(method.diffusion.clip)}
 
     def generate(here: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
@@ -112,10 +114,10 @@ def denoising(whole: WholePlan) -> Generate:
             h = layer(x, network.from_noise.weight, network.from_noise.bias, onto=told[:, number])
             h, (norm, head) = through(network.blocks, h), network.head
             seen = here.new_empty(rows, seen_of(whole) if done else size)
-            sizes = ending(whole, windows) | {"SEEN": seen.shape[1], "INPUTS": width}
+            sizes = ending(whole, windows) | {"SEEN": seen.shape[1], "INPUTS": width, "BOUNDED": bounded}
             denoise.descend[grid(TILE, rows, size)](
                 *(h, norm.weight, norm.bias, head.weight, head.bias, here, whole.token_mean, whole.token_std),
-                *(x, noise[number + 1 if noisy else 0], windows, seen, rows, candidates, *scales),
+                *(*ends, x, noise[number + 1 if noisy else 0], windows, seen, rows, candidates, *scales),
                 **(how(TILE.warps) | shape(width) | sizes | how_denoised | {"NOISY": noisy, "DONE": done}),
             )
             x = seen
@@ -145,6 +147,7 @@ def by_libraries(whole: WholePlan) -> Generate:
         condition = whole.condition(here, None)
         if isinstance(method.noise, int):
             x = method.generator(noise, condition.vector()[:, None])
+            x = method.clamped.within(x.unflatten(-1, (whole.tokens, whole.width)))
         else:
             x = method.decode(noise, condition)
         seen = here.new_empty(x.shape[:2].numel(), seen_of(whole))
@@ -165,6 +168,14 @@ def finish(whole: WholePlan, x: Tensor, here: Tensor, windows: Tensor, seen: Ten
         **(how(FINISH.warps) | sizes),
     )
     return seen
+
+
+def bounds(whole: WholePlan) -> tuple[tuple[Tensor, Tensor], bool]:
+    """The ends (D,) that a window's coordinates are kept between, standardised; and whether they are."""
+    clamped = whole.method.clamped
+    if clamped.low is None:
+        return (whole.token_mean, whole.token_std), False  # which no kernel looks at
+    return (clamped.low, clamped.high), True
 
 
 def ending(whole: WholePlan, windows: Tensor) -> dict[str, Any]:

@@ -211,6 +211,13 @@ def _known(here, m, s, row, column, rows, candidates, STATE: tl.constexpr):
 
 
 @triton.jit
+def _within(y, low, high, column, right, TOKEN: tl.constexpr):
+    """Windows' columns y (rows,columns), kept between `low` and `high` (D,) of a token's coordinates."""
+    least = tl.load(low + column % TOKEN, mask=right, other=0.0)[None, :]
+    return tl.minimum(tl.maximum(y, least), tl.load(high + column % TOKEN, mask=right, other=0.0)[None, :])
+
+
+@triton.jit
 def _finished(y, m, s, row, column, windows, seen, rows, OUTPUTS: tl.constexpr, SEEN: tl.constexpr):
     """Standardised windows y (rows,columns), written: in the dataset's units, and what a scorer sees."""
     live, row, column = (row < rows)[:, None], row[:, None], column[None, :]
@@ -262,6 +269,8 @@ def leave(
     here,  # (N,STATE) observations
     mean,  # (D,) of a token's coordinates; the state's come first
     std,
+    low,  # (D,) standardised, if BOUNDED
+    high,
     windows,  # (rows,OUTPUTS) in the dataset's units; PLACED: where their address is
     seen,  # (rows,SEEN) the first coordinates, standardised: what a scorer looks at
     rows,
@@ -272,6 +281,7 @@ def leave(
     TOKEN: tl.constexpr,
     SEEN: tl.constexpr,
     PLACED: tl.constexpr,
+    BOUNDED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -279,7 +289,7 @@ def leave(
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """A generator's last layer, the clamp that begins a window with the state, and the units."""
+    """A generator's last layer, the range of actions, the clamp that begins a window with the state, and the units."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     live, right = row < rows, column < OUTPUTS
@@ -298,6 +308,8 @@ def leave(
     h = tl.load(x + at, mask=mask, other=0.0)
     known, clamped = _known(here, m, s, row, column, rows, candidates, STATE)
     y = _product(_norm(h, a, b, k < INPUTS, INPUTS), w, PARTS, PRECISION) + c[None, :]
+    if BOUNDED:
+        y = _within(y, low, high, column, right, TOKEN)
     y = tl.where(clamped, known, y)
     _finished(y, m, s, row, column, windows, seen, rows, OUTPUTS, SEEN)
 

@@ -139,10 +139,14 @@ class Windows(Matrices):
         self.known = Product((source * (std * ~free)[:, None]).t(), last.bias * std * free + mean)
         self.std = std if int8 else None
         self.last = Product(last.weight.t() * free * (1 if int8 else std), torch.zeros_like(mean))
+        self.ends: list[Tensor] = []  # (L*D,) what it is kept between
+        if clamped.low is not None:
+            self.ends = [end.repeat(whole.tokens) * std + mean for end in (clamped.low, clamped.high)]
 
     def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
         h, known = self.head[0](self.stream(noise, condition)), self.known(condition)
-        return self.last(h, known) if self.std is None else self.last(h) * self.std + known
+        x = self.last(h, known) if self.std is None else self.last(h) * self.std + known
+        return torch.minimum(torch.maximum(x, self.ends[0]), self.ends[1]) if self.ends else x
 
 
 class Votes(nn.Module):

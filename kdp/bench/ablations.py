@@ -45,6 +45,7 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other sco
     "all episodes alike": {"value": replace(VALUED, favour=0.0)},
     "no trunk": {"network": NetworkConfig(trunk=0, blocks=3)},
     "temperature 1": {"temperature": 1.0},
+    "no bounds": {"bounded": False},
     "returns as they are": {"value": replace(VALUED, trace=1.0)},
     "smooth": {"value": replace(VALUED, smooth=0.3)},
     "wish": {"value": VALUE_VARIANTS["kdp-wish"]["value"]},

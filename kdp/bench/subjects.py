@@ -30,7 +30,7 @@ from kdp.plan import Planner
 from kdp.provenance import commit, device_name, versions
 from kdp.runs import CONFIG, build_learner, load, read_config
 from kdp.train import MODEL
-from kdp.value import ValueConfig
+from kdp.value import ValueConfig, method_of
 
 FEW = 5  # network calls of an accelerated Diffuser
 DDIM = DiffusionConfig(sampler="ddim", sampling_steps=FEW)
@@ -41,7 +41,7 @@ MLP, UNET = NetworkConfig("mlp", **NETWORK._asdict()), NetworkConfig("unet")  # 
 FRESH: dict[str, tuple[dict[str, Any], bool]] = {
     "kdp": ({"method": "kdp", "network": MLP}, True),
     "kdp U-Net": ({"method": "kdp", "network": UNET}, True),
-    "diffuser as published": ({"method": "diffuser", "network": UNET}, False),
+    "diffuser as published": ({"method": "diffuser", "network": UNET, "bounded": False}, False),
     "diffuser U-Net": ({"method": "diffuser", "network": UNET}, True),
     f"diffuser U-Net, DDIM {FEW}": ({"method": "diffuser", "network": UNET, "diffusion": DDIM}, True),
     "diffuser, same net": ({"method": "diffuser", "network": MLP}, True),
@@ -111,7 +111,7 @@ def fresh_subjects(
         if settings["method"] not in methods:
             continue
         value = ValueConfig(scorer)  # type: ignore[arg-type]
-        config = RunConfig("fresh", horizon=horizon, stride=1, value=value, **settings)
+        config = RunConfig("fresh", horizon=horizon, stride=1, value=value, **{"bounded": True} | settings)
         run = write_fresh_run(folder / str(number), config, observation_dim, action_dim)
         used = fast if hastened else PLAIN
         opened = partial(open_planner, run, device, used, plain=not hastened)
@@ -211,6 +211,8 @@ def with_settings(run: Path, folder: Path, config: RunConfig) -> Path:
 def write_fresh_run(folder: Path, config: RunConfig, observation_dim: int, action_dim: int) -> Path:
     """A run folder as training leaves it, without the training."""
     learner = build_learner(config, observation_dim, action_dim, ())
+    if config.bounded:
+        method_of(learner).clamped.bound(-torch.ones(action_dim), torch.ones(action_dim))
     sizes = (observation_dim, observation_dim, action_dim, action_dim)
     normalizer = Normalizer(*(torch.full((size,), float(at % 2)) for at, size in enumerate(sizes)))
     about: dict[str, Any] = {

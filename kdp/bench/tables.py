@@ -281,7 +281,8 @@ def latency_page(rows: Rows) -> str:
         "for one robot, all K candidates and the scorer included (untrained networks do not rank a single one). "
         "+ env: median until the next observation, with the executor and one step of the environment. n: decisions "
         "timed. × kdp: how many times KDP's median at the same K, over the rounds that both were in, and the range of "
-        "95 % of bootstrap draws. × same net: the same, of KDP with that very network by that very backend. Every name: [metrics](../metrics.md)."
+        "95 % of bootstrap draws. × same net: the same, of KDP with that very network by that very backend. Every "
+        "name: [metrics](../metrics.md)."
     )
     return "\n".join([*lines, *prose(note), "", *origin(list(found.values())), ""])
 

@@ -63,6 +63,8 @@ class Domain:
     """Default of --relabel: on where the data's actions are mostly noise."""
     temperature: float = 1.0
     """Default of --temperature: less where what is usual is better than what is drawn."""
+    bounded: bool = False
+    """Default of --bounded: on where data's actions are often the largest that there are."""
     push: float = 0.0
     """Noise on where every other training window begins, in units of how far the data move in a token; its actions lead
     back. With relabel only."""

@@ -149,6 +149,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         key_temperature=0.05,
         network=NETWORK,
         temperature=0.85,
+        bounded=True,
         positives=1,  # of a hundred thousand windows the nearest is ten bandwidths away (docs/paper-to-code.md)
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,

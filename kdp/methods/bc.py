@@ -35,7 +35,7 @@ class BC(nn.Module):
         """noise (B,n,1) -> the clamped window of each condition, n times (B,n,L,D)."""
         constant = condition.state.new_ones(len(condition), 1)  # where KDP has its noise
         x = self.generator(constant, condition.vector()).unflatten(-1, (self.clamp.tokens, self.clamp.width))
-        return self.clamped(x, condition)[:, None].expand(-1, noise.shape[1], -1, -1)
+        return self.clamped(self.clamped.within(x), condition)[:, None].expand(-1, noise.shape[1], -1, -1)
 
     def cool(self, temperature: float) -> None:
         """There is no noise."""

@@ -170,12 +170,14 @@ class Diffuser(nn.Module):
         return torch.where(self.free, x, known)
 
     def _predict(self, x: Tensor, t: int, known: Tensor, told: Tensor, slope) -> Tensor:
-        """x (B,n,L,D) at time t -> the x_0 it is thought to come from, moved up the guide, clamped and clipped."""
+        """x (B,n,L,D) at time t -> the x_0 it is thought to come from, moved up the guide, clamped, clipped and kept
+        within the data's actions."""
         out = self.denoiser(x, torch.full((1, 1), t, device=x.device), told)
         x0 = out if self.diffusion.predict == "x0" else (x - self.noise[t] * out) / self.signal[t]
         if slope is not None:  # 1 - abar_t is the variance of x_0 given x_t where the data are standard normal
             x0 = x0 + self.noise[t].square() * slope(torch.where(self.free, x0, known))
-        return torch.where(self.free, x0.clamp(-self.diffusion.clip, self.diffusion.clip), known)
+        x0 = self.clamped.within(x0.clamp(-self.diffusion.clip, self.diffusion.clip))
+        return torch.where(self.free, x0, known)
 
     def _replay(self, steps: int, *inputs: Tensor) -> Tensor:
         """`_descend` on a GPU: as it stands for the first plan of a shape, by a CUDA graph from the second on."""

@@ -52,8 +52,8 @@ class KDP(nn.Module):
 
     def decode(self, z: Tensor, condition: Condition) -> Tensor:
         """z (B,n,Z) -> clamped windows (B,n,L,D)."""
-        x = self.generator(z, condition.vector()[:, None])
-        return self.clamped(x.unflatten(-1, (self.clamp.tokens, self.clamp.width)), condition)
+        x = self.generator(z, condition.vector()[:, None]).unflatten(-1, (self.clamp.tokens, self.clamp.width))
+        return self.clamped(self.clamped.within(x), condition)
 
     @torch.no_grad()
     def cool(self, temperature: float) -> None:
