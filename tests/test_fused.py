@@ -287,7 +287,16 @@ def test_a_fused_plan_is_the_eager_plan(folder, name, candidates, in_full):
 @needs_gpu
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"scorer": "return", "blend": 2.0}, {"scorer": "none"}, {"diffusion": {}}, {"diffusion": {"sampler": "ddim"}}],
+    [
+        *(
+            {},
+            {"scorer": "return", "blend": 2.0},
+            {"scorer": "none"},
+            {"diffusion": {}},
+            {"diffusion": {"sampler": "ddim"}},
+        ),
+        *({"bounded": True, "scorer": "return", "blend": 3.0}, {"bounded": True, "diffusion": {}}),
+    ],
 )
 @pytest.mark.parametrize(("candidates", "count"), [(1, 1), (64, 1), (1024, 1), (7, 3)])
 @pytest.mark.parametrize("blocks", [{"blocks": 3}, {"trunk": 2, "blocks": 1}])
