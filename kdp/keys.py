@@ -125,7 +125,7 @@ class Clamped(nn.Module):
         if self.low is None or self.high is None:
             return x
         kept = x.clamp(self.low, self.high)
-        return x + (kept - x).detach() if x.requires_grad else kept
+        return kept.detach() + (x - x.detach()) if torch.is_grad_enabled() else kept
 
     def forward(self, x: Tensor, condition: Condition) -> Tensor:
         """x (B,...,L,D) -> the same with the clamped coordinates overwritten."""

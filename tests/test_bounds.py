@@ -89,8 +89,11 @@ def test_what_lies_outside_can_come_back():
     clamped = Clamped(Clamp(1, 2, 1, bounded=True))
     clamped.bound(torch.tensor([-1.0]), torch.tensor([1.0]))
     x = torch.tensor([[0.0, 5.0]], requires_grad=True)
-    clamped.within(x).sum().backward()
-    assert x.grad.tolist() == [[1.0, 1.0]]
+    kept = clamped.within(x)
+    assert kept.tolist() == [[0.0, 1.0]]
+    assert torch.autograd.grad(kept.sum(), x)[0].tolist() == [[1.0, 1.0]]
+    stack = torch.func.vmap(clamped.within)(x[None])  # runs that are trained as one
+    assert torch.autograd.grad(stack.sum(), x)[0].tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize("name", RUNS)
