@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -12,7 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from kdp.config import RunConfig
+from kdp.methods.diffuser import DiffusionConfig
 from kdp.normalize import Normalizer
+from kdp.value import ValueConfig
 from kdp.windows import Episodes
 
 COMMAND = (sys.executable, "-c", "import kdp.cli, kdp.runs; kdp.runs.INVERSE_STEPS = 5; kdp.cli.main()")
@@ -76,3 +80,16 @@ def skewed_normalizer(state_dim: int, action_dim: int) -> Normalizer:
         -torch.arange(1.0, action_dim + 1),
         torch.arange(1.0, action_dim + 1) * 3,
     )
+
+
+def every_kind(plain: RunConfig) -> dict[str, RunConfig]:
+    """A run of each method, and of the kinds of it that plan in another way; all as `plain` otherwise."""
+    return {
+        "kdp": plain,
+        "kdp-unet": replace(plain, network=replace(plain.network, kind="unet")),
+        "kdp-trunk": replace(plain, network=replace(plain.network, kind="mlp", trunk=1)),
+        "kdp-wish": replace(plain, value=ValueConfig("return", width=16, wish=0.5)),
+        "ddpm": replace(plain, method="diffuser", diffusion=DiffusionConfig(steps=3)),
+        "ddim": replace(plain, method="diffuser", diffusion=DiffusionConfig(steps=4, sampler="ddim", sampling_steps=2)),
+        "bc": replace(plain, method="bc"),
+    }

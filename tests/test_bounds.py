@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from helpers import brief_inverse
+from helpers import brief_inverse, every_kind
 
 import kdp
 from kdp.checkpoint import load_tensors, save_tensors
@@ -19,7 +19,6 @@ from kdp.drift import DriftConfig
 from kdp.export import export
 from kdp.exported import load_exported
 from kdp.keys import Clamp, Clamped, Condition
-from kdp.methods.diffuser import DiffusionConfig
 from kdp.methods.kdp import KDP
 from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
@@ -27,20 +26,11 @@ from kdp.runs import start_run
 from kdp.sampler import Batch
 from kdp.stacked import train_stack
 from kdp.train import MODEL
-from kdp.value import ValueConfig
 
 NETWORK = NetworkConfig(width=16, blocks=1, channels=4, noise=4)
 PLAIN = RunConfig("toy", steps=3, batch=16, bounded=True, network=NETWORK)
 SHARE = 0.02  # of the data's range, which networks that have learned nothing do not fill
-RUNS = {
-    "kdp": PLAIN,
-    "kdp-unet": replace(PLAIN, network=replace(NETWORK, kind="unet")),
-    "kdp-trunk": replace(PLAIN, network=replace(NETWORK, kind="mlp", trunk=1)),
-    "kdp-wish": replace(PLAIN, value=ValueConfig("return", width=16, wish=0.5)),
-    "ddpm": replace(PLAIN, method="diffuser", diffusion=DiffusionConfig(steps=3)),
-    "ddim": replace(PLAIN, method="diffuser", diffusion=DiffusionConfig(steps=4, sampler="ddim", sampling_steps=2)),
-    "bc": replace(PLAIN, method="bc"),
-}
+RUNS = every_kind(PLAIN)
 STATE = TWO.start(0.3)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import brief_inverse
+from helpers import brief_inverse, every_kind
 
 import kdp
 from kdp.config import RunConfig
@@ -16,21 +16,12 @@ from kdp.domains.toy import TWO
 from kdp.errors import UserError
 from kdp.export import export
 from kdp.exported import load_exported
-from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.runs import start_run
-from kdp.value import ValueConfig
 
 NETWORK = NetworkConfig(width=16, blocks=1, channels=4, noise=4)
 PLAIN = RunConfig("toy", steps=3, batch=16, temperature=0.5, network=NETWORK)
-RUNS = {
-    "kdp": PLAIN,
-    "kdp-unet": replace(PLAIN, network=replace(NETWORK, kind="unet")),
-    "kdp-wish": replace(PLAIN, value=ValueConfig("return", width=16, wish=0.5)),
-    "ddpm": replace(PLAIN, method="diffuser", diffusion=DiffusionConfig(steps=3)),
-    "ddim": replace(PLAIN, method="diffuser", diffusion=DiffusionConfig(steps=4, sampler="ddim", sampling_steps=2)),
-    "bc": replace(PLAIN, method="bc"),
-}
+RUNS = every_kind(PLAIN)
 STATE = TWO.start(0.3)
 
 
