@@ -119,12 +119,12 @@ class Clamped(nn.Module):
         for ends, values in ((self.low, low), (self.high, high)):
             ends[self.state_dim :] = values.repeat((len(ends) - self.state_dim) // len(values))
 
-    def within(self, x: Tensor) -> Tensor:
-        """x (...,L,D) -> the same with actions in the data's range, where they are to be kept there. Gradients pass as
-        if nothing had been done: what lies outside can come back."""
+    def within(self, x: Tensor, limit: float = torch.inf) -> Tensor:
+        """x (...,L,D) -> the same with actions in the data's range, where they are to be kept there, and no coordinate
+        further than `limit` from zero. Gradients pass as if nothing had been done: what lies outside can come back."""
         if self.low is None or self.high is None:
-            return x
-        kept = x.clamp(self.low, self.high)
+            return x if limit == torch.inf else x.clamp(-limit, limit)
+        kept = x.clamp(self.low.clamp_min(-limit), self.high.clamp_max(limit))
         return kept.detach() + (x - x.detach()) if torch.is_grad_enabled() else kept
 
     def forward(self, x: Tensor, condition: Condition) -> Tensor:

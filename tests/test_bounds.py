@@ -71,7 +71,10 @@ def test_actions_are_kept_between_the_ends_and_states_as_they_are():
     x = torch.tensor([[9.0, -9.0, 0.0, 9.0, 9.0, -9.0, -9.0], [1.0, 2.0, 3.0, 0.9, 0.4, 0.0, -1.9]])
     kept = torch.tensor([[9.0, -9.0, 0.0, 1.0, 0.5, -1.0, -2.0], [1.0, 2.0, 3.0, 0.9, 0.4, 0.0, -1.9]])
     torch.testing.assert_close(clamped.within(x), kept, rtol=0, atol=0)
+    near = torch.tensor([[2.0, -2.0, 0.0, 1.0, 0.5, -1.0, -2.0], [1.0, 2.0, 2.0, 0.9, 0.4, 0.0, -1.9]])
+    torch.testing.assert_close(clamped.within(x, 2.0), near, rtol=0, atol=0)
     free = Clamped(Clamp(2, 7, 3))
+    torch.testing.assert_close(free.within(x, 2.0), x.clamp(-2, 2), rtol=0, atol=0)
     assert free.within(x) is x and not free.state_dict() and set(clamped.state_dict()) == {"low", "high"}
 
 

@@ -176,8 +176,7 @@ class Diffuser(nn.Module):
         x0 = out if self.diffusion.predict == "x0" else (x - self.noise[t] * out) / self.signal[t]
         if slope is not None:  # 1 - abar_t is the variance of x_0 given x_t where the data are standard normal
             x0 = x0 + self.noise[t].square() * slope(torch.where(self.free, x0, known))
-        x0 = self.clamped.within(x0.clamp(-self.diffusion.clip, self.diffusion.clip))
-        return torch.where(self.free, x0, known)
+        return torch.where(self.free, self.clamped.within(x0, self.diffusion.clip), known)
 
     def _replay(self, steps: int, *inputs: Tensor) -> Tensor:
         """`_descend` on a GPU: as it stands for the first plan of a shape, by a CUDA graph from the second on."""
