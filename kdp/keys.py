@@ -111,13 +111,14 @@ class Clamped(nn.Module):
         self.low: Tensor | None
         self.high: Tensor | None
         for name, end in (("low", -torch.inf), ("high", torch.inf)):
-            self.register_buffer(name, torch.full((clamp.width,), end) if clamp.bounded else None)
+            ends = torch.full((clamp.tokens, clamp.width), end) if clamp.bounded else None  # whole: quick to compare
+            self.register_buffer(name, ends)
 
     def bound(self, low: Tensor, high: Tensor) -> None:
         """From now on actions are kept between these (d_a,), standardised; the same for every action of a token."""
         assert self.low is not None and self.high is not None
         for ends, values in ((self.low, low), (self.high, high)):
-            ends[self.state_dim :] = values.repeat((len(ends) - self.state_dim) // len(values))
+            ends[:, self.state_dim :] = values.repeat((ends.shape[1] - self.state_dim) // len(values))
 
     def within(self, x: Tensor, limit: float = torch.inf) -> Tensor:
         """x (...,L,D) -> the same with actions in the data's range, where they are to be kept there, and no coordinate

@@ -126,8 +126,8 @@ def test_a_run_and_a_stack_of_runs_keep_the_datas(tmp_path):
         mean, std = tensors["normalizer.action_mean"], tensors["normalizer.action_std"]
         for name, end in (("low", low), ("high", high)):
             kept = tensors[f"weights.clamped.{name}"]
-            assert kept[: len(STATE)].isinf().all()
-            torch.testing.assert_close(kept[len(STATE) :] * std + mean, torch.as_tensor(end))
+            assert kept[:, : len(STATE)].isinf().all()
+            torch.testing.assert_close(kept[:, len(STATE) :] * std + mean, torch.as_tensor(end).expand(len(kept), -1))
 
 
 def clipped(count: int, random: torch.Generator) -> torch.Tensor:

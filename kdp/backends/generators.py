@@ -175,7 +175,7 @@ def bounds(whole: WholePlan) -> tuple[tuple[Tensor, Tensor], bool]:
     clamped = whole.method.clamped
     if clamped.low is None:
         return (whole.token_mean, whole.token_std), False  # which no kernel looks at
-    return (clamped.low, clamped.high), True
+    return (clamped.low[0], clamped.high[0]), True  # a token's are all tokens'
 
 
 def ending(whole: WholePlan, windows: Tensor) -> dict[str, Any]:

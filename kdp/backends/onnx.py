@@ -141,7 +141,7 @@ class Windows(Matrices):
         self.last = Product(last.weight.t() * free * (1 if int8 else std), torch.zeros_like(mean))
         self.ends: list[Tensor] = []  # (L*D,) what it is kept between
         if clamped.low is not None:
-            self.ends = [end.repeat(whole.tokens) * std + mean for end in (clamped.low, clamped.high)]
+            self.ends = [end.flatten() * std + mean for end in (clamped.low, clamped.high)]
 
     def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
         h, known = self.head[0](self.stream(noise, condition)), self.known(condition)
