@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ACCENT, CANDIDATE, GOAL, INK, WALL = "#d6336c", "#868e96", "#f59f00", "#212529", "#343a40"
 SPAN = 10.0  # points of score that a picture shows at least: a standard error is not to look like a cliff
-COLOURS = (ACCENT, "#1c7ed6", "#2b8a3e", GOAL, "#7048e8", CANDIDATE)
+COLOURS = (ACCENT, "#1c7ed6", "#2b8a3e", GOAL, "#7048e8", CANDIDATE, "#0b7285", "#862e00")
 
 Panel = tuple[str, ArrayLike, ArrayLike, int]
 """Title, driven states (T,d), candidates (K,L,d) of the first plan, index of the chosen one."""

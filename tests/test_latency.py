@@ -33,7 +33,7 @@ from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
-from kdp.pictures import draw_latency
+from kdp.pictures import COLOURS, draw_latency
 from kdp.plan import Planner
 from kdp.runs import CONFIG, start_run
 from kdp.value import ValueConfig
@@ -223,6 +223,7 @@ def test_untrained_networks_are_kdp_and_diffuser_as_published_and_as_fast_as_it_
     subjects = {
         s.name: s for s in fresh_subjects(tmp_path, ["kdp", "diffuser", "bc"], 8, 5, 2, "return", "cpu", "eager")
     }
+    assert len(set(COLOURS)) >= len(subjects)  # each a line of its own in the picture
     calls = {name: subject.load().nfe for name, subject in subjects.items()}
     assert list(calls) == [
         *("kdp", "kdp U-Net", "diffuser as published", "diffuser U-Net", "diffuser U-Net, DDIM 5"),
