@@ -208,7 +208,8 @@ def build_method(config: RunConfig, state_dim: int, action_dim: int, goal_dims: 
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        clamp = Clamp(tokens, width, state_dim, tuple(goal_dims), -1, bool(config.value.wish), bool(config.bounded))
+        told = {"returns": bool(config.value.wish), "bounded": bool(config.bounded)}
+        clamp = Clamp(tokens, width, state_dim, tuple(goal_dims), **told)
         method = METHODS[config.method](clamp, config)
         return Wishing(method, config.value.wish) if config.value.wish else method
 
