@@ -76,6 +76,7 @@ class RunConfig:
             blend=domain.blend if self.value.blend is None else self.value.blend,
             wish=domain.wish if self.value.wish is None else self.value.wish,
             trace=domain.trace if self.value.trace is None else self.value.trace,
+            sees=self.value.sees or domain.sees,
             smooth=domain.smooth if self.value.smooth is None else self.value.smooth,
             favour=domain.favour if self.value.favour is None else self.value.favour,
         )

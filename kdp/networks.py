@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -250,6 +250,12 @@ class Critic(nn.Module):
         for size in [inputs] + [width] * (layers - 1):
             modules += [StackedLinear(heads, size, width), StackedNorm(heads, width), nn.SiLU()]
         self.stack = nn.Sequential(*modules, StackedLinear(heads, width, 1))
+
+    @torch.no_grad()
+    def ignore(self, inputs: Tensor) -> None:
+        """Inputs (inputs,), true where they are to be zero in training, count nothing: then nor do they ever after."""
+        first: Any = self.stack[0]
+        first.weight[:, inputs] = 0
 
     def forward(self, x: Tensor) -> Tensor:
         return self.apart(x.expand(self.heads, *x.shape))

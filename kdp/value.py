@@ -45,6 +45,9 @@ class ValueConfig:
     """What the return model learns: 1: the data's returns (the paper's). Less: λ-returns, in which what comes later is
     replaced, more and more, by what is usual from the states that were reached (kdp/traces.py). Default: the domain's
     own."""
+    sees: Literal["window", "actions"] | None = None
+    """What the return model looks at. window: all of it (the paper's). actions: the first state and the actions, which
+    bring about what follows; a plan's later states are only what it thinks of them. Default: the domain's own."""
     steps: int = 1
     """Rewards in a target of the critic before its own estimate."""
     expectile: float = 0.5
@@ -94,17 +97,22 @@ class Value(nn.Module):
     def __init__(self, clamp: Clamp, action_dim: int, config: ValueConfig):
         super().__init__()
         self.config, self.state_dim, self.action_dim = config, clamp.state_dim, action_dim
-        where = torch.ones(clamp.tokens, clamp.width, dtype=torch.bool)
+        seen = torch.ones(clamp.tokens, clamp.width, dtype=torch.bool)
         if config.scorer == "critic":
-            where[:] = False
-            where[0, clamp.state_dim : clamp.state_dim + action_dim] = True
+            seen[:] = False
+            seen[0, : clamp.state_dim + action_dim] = True
+        elif config.sees == "actions":
+            seen[1:, : clamp.state_dim] = False
+        self.seen: Tensor
         self.where: Tensor
-        self.register_buffer("where", where & clamp.mask(), persistent=False)
+        self.register_buffer("seen", seen, persistent=False)
+        self.register_buffer("where", seen & clamp.mask(), persistent=False)
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("spread", torch.ones(()))
         sizes = {"width": config.width, "layers": config.layers}
         if config.scorer == "return":
             self.returns = Critic(clamp.tokens * clamp.width, heads=config.heads, **sizes)
+            self.returns.ignore(~seen.flatten())
         else:
             self.q = Critic(clamp.state_dim + action_dim, heads=config.heads, **sizes)
             self.target = copy.deepcopy(self.q).requires_grad_(False)
@@ -125,8 +133,8 @@ class Value(nn.Module):
         after = batch.followed
         assert after is not None, "a scorer learns from what followed"
         if self.config.scorer == "return":
-            seen = batch.windows if noise is None else batch.windows + noise
-            error = self.returns(seen.flatten(1)).to(after.returns) - self.scaled(after.returns)
+            windows = batch.windows if noise is None else batch.windows + noise
+            error = self.returns((windows * self.seen).flatten(1)).to(after.returns) - self.scaled(after.returns)
             loss = error.square().mean()
             metrics = {"value/error": loss.detach()}
             if self.config.tilt:

@@ -18,7 +18,7 @@ from helpers import write_hdf5
 import kdp
 from kdp.bench import locomotion
 from kdp.bench.evaluate import evaluate, roll
-from kdp.bench.locomotion import VARIANTS, judgings_of, locomotion_runs
+from kdp.bench.locomotion import BEST, MEAN, RANKED, UNRANKED, VARIANTS, judgings_of, locomotion_runs
 from kdp.bench.locomotion_page import locomotion_summary
 from kdp.bench.results import COLUMNS, read
 from kdp.bench.tables import ablations_page
@@ -639,7 +639,7 @@ def test_the_addresses_are_d4rls():
 
 # The study
 
-OURS = ("kdp", "kdp-alike", "kdp-critic", "kdp-ascent", "kdp-wish")
+OURS = ("kdp", "kdp-window", "kdp-alike", "kdp-critic", "kdp-ascent", "kdp-wish")
 
 
 @pytest.fixture
@@ -660,7 +660,7 @@ def test_the_study_collects_what_is_missing_and_writes_a_row_for_each_method_and
     assert told == [
         *((name, "kdp", "joint", k, 1) for name in OURS for k in (2, 2, 2, 1)),  # a blend, the mean, the best, one
         *(("kdp-published", "kdp", "keyed", k, 1) for k in (2, 2, 1)),  # what it follows is the best
-        *(("diffuser", "diffuser", None, k, 2) for k in (2, 2, 2, 1)),
+        *(("diffuser", "diffuser", None, k, 2) for k in (2, 2, 2, 2, 2, 1)),  # by its own scorer and by KDP's
         *(("diffuser-published", "diffuser", None, k, 2) for k in (2, 2, 1)),
         ("bc", "bc", None, 1, 1),
         ("bc-favour", "bc", None, 1, 1),
@@ -672,10 +672,14 @@ def test_the_study_collects_what_is_missing_and_writes_a_row_for_each_method_and
     for r in rows:
         assert set(COLUMNS) <= r.keys() and r["dataset"] == "regenerated/hopper-medium-expert" and r["quick"]
         assert r["train_steps"] == 5 and r["executor"] == "action" and r["score"] is not None
-        assert r.get("ranked_by") == ("kdp" if r["variant"] == "diffuser" else None)
+    lent = [(r["variant"], r["scored"], r["blend"] > 0) for r in rows if r.get("ranked_by") == "kdp"]
+    assert lent == [("diffuser", True, True), ("diffuser", True, False)]
     assert kdp_command(*words)[0] == 0 and read(tmp_path / "results/locomotion.jsonl") == rows  # nothing twice
     assert kdp_command("table")[0] == 0
     page = (tmp_path / "docs/results/locomotion.md").read_text()
+    assert (
+        page.count("\n| diffuser, kdp's J ") == 4
+    )  # two ways of following, in the table of scores and in that of costs
     assert "not D4RL's files" in page and "not results" in page and f"{rows[-1]['score']:.1f}" in page
 
 
@@ -687,19 +691,19 @@ def test_diffuser_learns_from_the_windows_that_ours_does_and_what_is_published_f
     assert not any(favour[name] for name in ("kdp-alike", "kdp-published", "diffuser-published", "bc"))
 
 
-def test_diffuser_is_ranked_by_the_scorer_of_kdp_with_the_same_seed_or_not_at_all():
+def test_diffuser_is_ranked_by_its_own_scorer_and_by_that_of_kdp_with_the_same_seed():
     studied = locomotion_runs(["hopper-medium"], ["kdp", "diffuser"], 2, None, False, "cpu", Path("runs"))
-    lent = {(j.training.folder.name, j.scorer and j.scorer.name) for j in judgings_of(studied, False)}
-    assert lent == {
-        ("hopper-medium-kdp-0", None),
-        ("hopper-medium-kdp-1", None),
-        ("hopper-medium-diffuser-0", "hopper-medium-kdp-0"),
-        ("hopper-medium-diffuser-1", "hopper-medium-kdp-1"),
-    }
-    alone = judgings_of([run for run in studied if run[0] == "diffuser"], False)
-    ways = [(64, False), (1, True)]  # the mean needs no scores
-    assert [(j.protocol.candidates, j.protocol.scored) for j in alone] == 2 * ways
-    assert all(j.scorer is None for j in alone)
+    lent = [(j.training.folder.name, j.scorer.name, j.protocol) for j in judgings_of(studied, False) if j.scorer]
+    assert lent == [
+        (f"hopper-medium-diffuser-{seed}", f"hopper-medium-kdp-{seed}", asked)
+        for seed in (0, 1)
+        for asked in (RANKED, BEST)  # the others need no scores
+    ]
+    own = [j.protocol for j in judgings_of(studied[2:], False)]
+    assert own == 2 * [RANKED, MEAN, BEST, UNRANKED]  # where KDP is not in the study too
+    domain = DOMAINS["hopper-medium"]
+    sees = {name: run.config.for_domain(domain).value.sees for name, run in studied}
+    assert sees == {"kdp": "actions", "diffuser": "window"}
 
 
 @pytest.mark.parametrize(("kind", "count"), [("medium", 1), ("medium-expert", 2), ("medium-replay", 2), ("expert", 1)])

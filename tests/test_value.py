@@ -212,6 +212,32 @@ def test_a_smooth_return_model_changes_slowly(smooth):
     assert [low, middle, high] == pytest.approx([-1 / (1 + smooth**2), 0, 1 / (1 + smooth**2)], abs=0.2)
 
 
+@pytest.mark.parametrize("sees", ["actions", "window"])
+def test_a_scorer_that_sees_actions_is_not_swayed_by_what_a_plan_says_will_follow(sees):
+    """The next state is the first and the action, and all that is gained. Plans may say otherwise."""
+    random, clamp = torch.Generator().manual_seed(0), Clamp(2, 2, 1)
+    config = ValueConfig("return", width=64, layers=2, sees=sees)
+    value = Value(clamp, 1, config)
+    optimizer = torch.optim.AdamW(value.parameters(), 3e-3)
+    for _ in range(400):
+        seen = torch.randn(512, 2, 2, generator=random)
+        seen[:, 1, 0] = seen[:, 0].sum(1)
+        followed = Followed(*torch.zeros(4, 512), seen[:, 1, 0])  # type: ignore[arg-type]
+        loss, _ = value.loss(Batch(seen, Condition(seen[:, 0, :1]), seen[:, 0, :1], followed=followed))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    plans = torch.zeros(1, 4, 2, 2)
+    plans[0, :, 0, 1], plans[0, :, 1, 0] = torch.tensor([[-1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, -1.0]])
+    low, boasting, high, modest = value.score(plans)[0].tolist()
+    assert [low, high] == pytest.approx([-1, 1], abs=0.2)
+    if sees == "actions":
+        assert (boasting, modest) == (low, high)
+        assert not value.slope(plans).where[1, 0] and not value.slope(plans).slope[..., 1, 0].any()
+    else:
+        assert boasting > low + 0.3 and modest < high - 0.3
+
+
 def error(planner: kdp.Planner) -> float:
     """The mean square of how far single plans' first actions are from the best ones."""
     states = np.linspace(-0.9, 0.9, 7)

@@ -47,6 +47,7 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other sco
     "temperature 1": {"temperature": 1.0},
     "no bounds": {"bounded": False},
     "returns as they are": {"value": replace(VALUED, trace=1.0)},
+    "scores of whole windows": {"value": replace(VALUED, sees="window")},
     "smooth": {"value": replace(VALUED, smooth=0.3)},
     "wish": {"value": VALUE_VARIANTS["kdp-wish"]["value"]},
     "critic apart": {"value": APART},

@@ -31,26 +31,32 @@ TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body 
 EPISODES, CANDIDATES = 20, 64
 BATCH = 4096  # windows in a step on a GPU; KDP, and every method on a CPU, has its usual number
 
-# Ours; of all episodes alike; with a critic; with value in the field too; asked for a return; the published field, of
-# which the best of all is followed as published; Diffuser with our network and windows, ranked by our scorer, and with
-# the U-Net as published; regression of all the data, of the windows that ours learns from, and asked for a return
-# (RvS).
+# Ours; with the paper's scorer, which sees whole windows; of all episodes alike; with a critic; with value in the field
+# too; asked for a return; the published field, of which the best of all is followed as published; Diffuser with our
+# network and windows, ranked by the paper's scorer (which suited it better in trials) and by ours, and with the U-Net
+# as published; regression of all the data, of the windows that ours learns from, and asked for a return (RvS).
+PUBLISHED = ValueConfig("return", trace=1.0, sees="window", blend=0.0, favour=0.0)
 VARIANTS: dict[str, dict[str, Any]] = {
     "kdp": {"value": ValueConfig("return")},
+    "kdp-window": {"value": ValueConfig("return", sees="window")},
     "kdp-alike": {"value": ValueConfig("return", favour=0.0)},
     "kdp-critic": {"value": ValueConfig("critic", blend=4.0)},
     "kdp-ascent": {"value": ValueConfig("critic", apart=0, steps=1000, ascent=0.2)},
     "kdp-wish": {"value": ValueConfig("return", wish=0.8, favour=0.0)},
     "kdp-published": {
-        "value": ValueConfig("return", blend=0.0, favour=0.0),
+        "value": PUBLISHED,
         "drift": DriftConfig(field="keyed"),
         "temperature": 1.0,
         "bounded": False,
     },
-    "diffuser": {"method": "diffuser", "value": ValueConfig("none"), "network": NetworkConfig("mlp")},
+    "diffuser": {
+        "method": "diffuser",
+        "value": ValueConfig("return", sees="window"),
+        "network": NetworkConfig("mlp"),
+    },
     "diffuser-published": {
         "method": "diffuser",
-        "value": ValueConfig("return", blend=0.0, favour=0.0),
+        "value": PUBLISHED,
         "temperature": 1.0,
         "bounded": False,
     },
@@ -58,7 +64,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bc-favour": {"method": "bc", "value": ValueConfig("none")},
     "bc-wish": {"method": "bc", "value": ValueConfig("none", wish=0.8, favour=0.0)},
 }
-LENDERS = {"diffuser": "kdp"}  # whose scorer ranks the candidates of one that has none: the run of the same seed's
+LENDERS = {"diffuser": "kdp"}  # whose scorer ranks candidates beside their own: that of the run of the same seed
 RANKED, MEAN, BEST, UNRANKED = (
     Protocol("action", CANDIDATES),
     Protocol("action", CANDIDATES, blend=1.0, scored=False),
@@ -127,18 +133,18 @@ def protocols(method: str, quick: bool) -> list[Protocol]:
 
 
 def judgings_of(studied: list[tuple[str, Training]], quick: bool) -> list[Judging]:
-    """What there is to measure. Ranked by a lender's scorer, where the lender is in the study."""
+    """What there is to measure. What is ranked is so by a lender's scorer too, where the lender is in the study."""
     folders = {(variant, run.config.dataset, run.config.seed): run.folder for variant, run in studied}
     judgings = []
     for variant, training in studied:
-        labels, lender = {"variant": variant}, None
-        if variant in LENDERS:
-            lender = folders.get((LENDERS[variant], training.config.dataset, training.config.seed))
-            labels |= {"ranked_by": LENDERS[variant]} if lender else {}
+        labels, episodes = {"variant": variant, "ranked_by": None}, 2 if quick else EPISODES
+        name = LENDERS.get(variant, "")
+        lender = folders.get((name, training.config.dataset, training.config.seed))
         for asked in protocols(training.config.method, quick):
-            if asked.candidates == 1 or not asked.scored or variant not in LENDERS or lender is not None:
-                episodes = 2 if quick else EPISODES
-                judgings.append(Judging("locomotion", training, asked, quick, episodes, labels, scorer=lender))
+            judgings.append(Judging("locomotion", training, asked, quick, episodes, labels))
+            if lender is not None and asked.candidates > 1 and asked.scored:
+                lent = labels | {"ranked_by": name}
+                judgings.append(Judging("locomotion", training, asked, quick, episodes, lent, scorer=lender))
     return judgings
 
 

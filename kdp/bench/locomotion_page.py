@@ -21,8 +21,8 @@ def locomotion_page(rows: Rows) -> str:
 
 def locomotion_summary(rows: Rows) -> str:
     """The tables of each device, whose budgets are not the same, what they say, and where their rows come from."""
-    rows = [row | {"way": way(row)[1]} for row in rows]  # a blend is a blend, however strong it was at the time
-    groups = latest(rows, ("device", "task", "variant", "way"))
+    rows = [row | {"way": way(row)} for row in rows]  # a blend is a blend, however strong it was at the time
+    groups = latest(rows, ("device", "task", "way"))
     tables: list[str] = []
     for device in dict.fromkeys(group[0]["device"] for group in groups):
         tables += [f"{device}:", "", *_tables([group for group in groups if group[0]["device"] == device]), ""]
@@ -58,11 +58,13 @@ def _tables(groups: list[Rows]) -> list[str]:
 
 
 def way(row: Row) -> tuple[str, str]:
-    """Who planned, how many candidates there were, and which of them was followed."""
+    """Who planned, by whose scorer if not by its own, how many candidates there were, and which was followed."""
     if row["candidates"] == 1:
         return row["variant"], "1"
-    blended = "blend" if row.get("scored", True) else "mean"
-    return row["variant"], f"{row['candidates']}, {blended if row.get('blend') else 'best'}"
+    if not row.get("scored", True):
+        return row["variant"], f"{row['candidates']}, mean"
+    lender = f", {row['ranked_by']}'s J" if row.get("ranked_by") else ""
+    return row["variant"] + lender, f"{row['candidates']}, {'blend' if row.get('blend') else 'best'}"
 
 
 def short(task: str) -> str:
@@ -78,5 +80,6 @@ def _average(mine: dict[str, Rows]) -> str:
 def _order(named: tuple[str, str]) -> tuple[int, int]:
     """As in the study; blends first, then plain means, then the best, then single plans."""
     variant, k = named
-    names = [*VARIANTS, *PEERS]
-    return names.index(variant) if variant in names else len(names), ["blend", "mean", "best", "1"].index(k.split()[-1])
+    names, followed = [*VARIANTS, *PEERS], ["blend", "mean", "best", "1"].index(k.split()[-1])
+    name = variant.split(",")[0]
+    return names.index(name) if name in names else len(names), followed

@@ -79,6 +79,8 @@ class Domain:
     """Default of value.blend: more than 0 where there is one way to act in each state, and noise about it."""
     trace: float = 1.0
     """Default of value.trace."""
+    sees: Literal["window", "actions"] = "window"
+    """Default of value.sees."""
     smooth: float = 0.0
     """Default of value.smooth."""
     wish: float = 0.0

@@ -158,6 +158,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         apart=5.0,
         blend=3.0,
         trace=0.9,
+        sees="actions",
         favour=8.0,
     )
 
