@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from kdp.backends import Format, require
-from kdp.backends.onnx import write_onnx
+from kdp.backends.onnx import head_start, write_onnx
 from kdp.backends.runtimes import INPUTS, RUNTIMES
 from kdp.backends.whole import WholePlan
 from kdp.checkpoint import save_json
@@ -91,7 +91,7 @@ def compared(
 ) -> dict[str, float]:
     """How far the graph's candidates are from the module's for the same noise, in standard deviations of the data, and
     how often both choose the same: for these conditions, or for any about as far from the mean as the data are."""
-    run = RUNTIMES[format](graph, torch.get_num_threads(), whole.caution)
+    run = RUNTIMES[format](graph, torch.get_num_threads(), whole.caution, head_start(whole))
     apart, same = [], []
     for told in rows or [whole.example(candidates, seed) for seed in range(COMPARED)]:
         windows, _, chosen = whole(*told)
@@ -173,6 +173,7 @@ def _about(
         "stride": planner.stride,
         "nfe": planner.nfe,
         "caution": whole.caution,
+        "ahead": head_start(whole),
         "blend": planner.blend,
         "noise": {"steps": steps, "shape": list(noise.shape[2 if steps is None else 3 :]), "drawn": bool(noise.any())},
         "tracker": None if planner.tracker is None else asdict(planner.tracker),

@@ -131,7 +131,8 @@ def load_exported(folder: str | Path, threads: int | None = None) -> Exported:
             arrays = dict(file)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"{folder / EXECUTORS} cannot be read ({error}). Export the run again.") from error
-    planner = Exported(RUNTIMES[about["runtime"]](graph, threads, about["caution"]), about, arrays)
+    run = RUNTIMES[about["runtime"]](graph, threads, about["caution"], about.get("ahead", 0))
+    planner = Exported(run, about, arrays)
     planner.plan(np.zeros(about["state_dim"]), np.zeros(len(about["goal_dims"])) if about["goal_dims"] else None)
     return planner
 

@@ -32,6 +32,7 @@ from kdp.graphs import Recorded
 from kdp.sampler import Batch, seed_of
 
 GRAPH_AFTER = 2  # steps
+WEIGHT_DECAY = 1e-4
 MODEL, TRAINING, METRICS = "model.safetensors", "training.safetensors", "metrics.jsonl"
 
 
@@ -51,7 +52,9 @@ class LoopConfig:
     """Peak learning rate."""
     warmup: int = 100
     """Steps until it is reached."""
-    weight_decay: float = 1e-4
+    weight_decay: float | None = None
+    """AdamW's: weights shrink by this share of the rate in every step, so that windows seen many times are not learned
+    by heart. Default: the domain's own, else 0.0001."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     ema: float = 0.999
@@ -65,6 +68,9 @@ class LoopConfig:
     """Steps between rows of metrics.jsonl."""
     save_every: float = 60.0
     """Seconds between checkpoints."""
+
+    def decay(self) -> float:
+        return WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,7 @@ class Update:
         rate = partial(torch.tensor, config.lr, device=device) if self.graphed else lambda: config.lr
         groups = [{"params": some, "share": share, "lr": rate()} for some, share in parts(method, config.lr)]
         self.optimizer = torch.optim.AdamW(
-            groups, weight_decay=config.weight_decay, capturable=self.graphed, fused=self.graphed
+            groups, weight_decay=config.decay(), capturable=self.graphed, fused=self.graphed
         )
 
     def __call__(self, batch: Batch, rate: float, seed: int) -> dict[str, Tensor]:

@@ -52,7 +52,7 @@ class ValueConfig:
     """Rewards in a target of the critic before its own estimate."""
     expectile: float = 0.5
     """Of V among the data's actions: 0.5 is their mean, 1 their best; IQL has 0.7."""
-    heads: int = 2
+    heads: int = 8
     """Critics in the ensemble. What they disagree about counts less."""
     caution: float = 1.0
     """How many standard deviations of the ensemble are taken off its mean."""
@@ -69,7 +69,7 @@ class ValueConfig:
     """Windows of better episodes are learned from more often: those of the best exp(favour) times as often as those of
     the worst, the others by their rank (any method); 0: all alike. A scorer that learns apart learns from all alike.
     Default: the domain's own."""
-    width: int = 256
+    width: int = 128
     layers: int = 3
     rate: float = 3e-4
     """Peak learning rate."""

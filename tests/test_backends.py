@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -234,6 +235,16 @@ def test_several_threads_share_the_candidates_and_rank_them_together(folder, nam
         one, other = (planner.plan(*asked(eager, candidates), candidates, seed=7) for planner in (eager, fast))
         assert_same(one, other, eager)
         assert len(calls) == parts
+
+
+def test_who_begins_sooner_has_more_candidates_and_none_is_lost_or_counted_twice():
+    assert runtimes.shares(64, 2, 8) == [36, 64] and runtimes.shares(64, 2, 0) == [32, 64]
+    assert runtimes.shares(128, 4, 8) == [38, 68, 98, 128]
+    for count, parts, ahead in product((64, 65, 99, 1000), (2, 3, 4), (0, 1, 8)):
+        ends = runtimes.shares(count, parts, ahead)
+        first, *others = np.diff([0, *ends])
+        assert ends[-1] == count and len(ends) == parts
+        assert all(abs(first - other - ahead) <= 1 for other in others)  # as even as whole candidates can be
 
 
 def test_helpers_answer_whoever_asked_raise_what_was_raised_and_end_with_their_owner():

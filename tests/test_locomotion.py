@@ -18,7 +18,7 @@ from helpers import write_hdf5
 import kdp
 from kdp.bench import locomotion
 from kdp.bench.evaluate import evaluate, roll
-from kdp.bench.locomotion import BEST, MEAN, RANKED, UNRANKED, VARIANTS, judgings_of, locomotion_runs
+from kdp.bench.locomotion import BEST, FOLLOWED, MEAN, RANKED, UNRANKED, VARIANTS, judgings_of, locomotion_runs
 from kdp.bench.locomotion_page import locomotion_summary
 from kdp.bench.results import COLUMNS, read
 from kdp.bench.tables import ablations_page
@@ -693,14 +693,16 @@ def test_diffuser_learns_from_the_windows_that_ours_does_and_what_is_published_f
 
 def test_diffuser_is_ranked_by_its_own_scorer_and_by_that_of_kdp_with_the_same_seed():
     studied = locomotion_runs(["hopper-medium"], ["kdp", "diffuser"], 2, None, False, "cpu", Path("runs"))
-    lent = [(j.training.folder.name, j.scorer.name, j.protocol) for j in judgings_of(studied, False) if j.scorer]
+    every = judgings_of(studied, list(FOLLOWED), False)
+    lent = [(j.training.folder.name, j.scorer.name, j.protocol) for j in every if j.scorer]
     assert lent == [
         (f"hopper-medium-diffuser-{seed}", f"hopper-medium-kdp-{seed}", asked)
         for seed in (0, 1)
         for asked in (RANKED, BEST)  # the others need no scores
     ]
-    own = [j.protocol for j in judgings_of(studied[2:], False)]
+    own = [j.protocol for j in judgings_of(studied[2:], list(FOLLOWED), False)]
     assert own == 2 * [RANKED, MEAN, BEST, UNRANKED]  # where KDP is not in the study too
+    assert [j.protocol for j in judgings_of(studied[2:], ["best"], False)] == 2 * [BEST]
     domain = DOMAINS["hopper-medium"]
     sees = {name: run.config.for_domain(domain).value.sees for name, run in studied}
     assert sees == {"kdp": "actions", "diffuser": "window"}

@@ -27,9 +27,10 @@ class Runtime(Protocol):
 
 class OnnxRuntime:
     """Any number of candidates, without being told before. Each thread computes some of them from beginning to end, and
-    they are ranked together: threads that share every product would wait for each other at every one."""
+    they are ranked together: threads that share every product would wait for each other at every one. The thread that
+    asks is through with `ahead` of them before a woken one begins."""
 
-    def __init__(self, path: Path, threads: int | None = None, caution: float = 0.0):
+    def __init__(self, path: Path, threads: int | None = None, caution: float = 0.0, ahead: int = 0):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -40,7 +41,7 @@ class OnnxRuntime:
         except Exception as error:  # the runtime has classes of its own for every way to be wrong
             raise _unreadable(path, error) from error
         self.names = [entry.name for entry in self.session.get_inputs()]
-        self.threads, self.caution = threads or os.cpu_count() or 1, caution
+        self.threads, self.caution, self.ahead = threads or os.cpu_count() or 1, caution, ahead
         self.helpers = Helpers(self.threads - 1, self.session.run)
 
     def __call__(self, *told: np.ndarray) -> list[np.ndarray]:
@@ -49,7 +50,7 @@ class OnnxRuntime:
         parts = min(self.threads, count // FEWEST)
         if parts < 2:
             return self._run(OUTPUTS, told)
-        ends, lead = [count * part // parts for part in range(parts + 1)], (slice(None),) * axis
+        ends, lead = [0, *shares(count, parts, self.ahead)], (slice(None),) * axis
         noises = [told[1][(*lead, slice(*between))] for between in pairwise(ends)]
         first, *others = ((told[0], noise, *told[2:]) for noise in noises)
         waiting = [self.helpers.ask((OUTPUTS[0], VOTES), self._named(some)) for some in others]
@@ -63,6 +64,13 @@ class OnnxRuntime:
 
     def _named(self, told: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
         return dict(zip(self.names, told, strict=True))
+
+
+def shares(count: int, parts: int, ahead: int) -> list[int]:
+    """Where each part of `count` candidates ends. The first begins sooner, by the time of `ahead` of them, and has that
+    many more: all are then through at once."""
+    first = (count + ahead * (parts - 1)) // parts
+    return [first + (count - first) * part // (parts - 1) for part in range(parts)]
 
 
 class Helpers:
@@ -111,7 +119,7 @@ def ranked(votes: np.ndarray, caution: float) -> np.ndarray:
 class OpenVino:
     """Compiled anew for every number of candidates: static shapes are the fast ones. That takes a moment."""
 
-    def __init__(self, path: Path, threads: int | None = None, caution: float = 0.0):
+    def __init__(self, path: Path, threads: int | None = None, caution: float = 0.0, ahead: int = 0):
         import openvino
 
         self.core = openvino.Core()
@@ -142,4 +150,4 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} cannot be read as a plan's graph, it may be truncated ({why}). Export the run again.")
 
 
-RUNTIMES: dict[str, Callable[[Path, int | None, float], Runtime]] = {"onnx": OnnxRuntime, "openvino": OpenVino}
+RUNTIMES: dict[str, Callable[[Path, int | None, float, int], Runtime]] = {"onnx": OnnxRuntime, "openvino": OpenVino}

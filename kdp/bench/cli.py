@@ -107,6 +107,7 @@ def maze2d_command(
 def locomotion_command(
     tasks: str = "all",
     variants: str = "all",
+    followed: str = "own,mean,best,one",
     seeds: int = 5,
     jobs: int = 1,
     steps: int | None = None,
@@ -128,6 +129,8 @@ def locomotion_command(
     Args:
         tasks: Collected sets, separated by commas; "all" are the six of the paper.
         variants: Methods and peers, separated by commas.
+        followed: What is executed of 64 plans, separated by commas. own: as the run says, a blend. mean: their mean.
+            best: the one of the highest score. one: a single plan, unranked.
         seeds: Runs of each.
         jobs: Processes side by side.
         steps: Training steps; the domain's own unless given.
@@ -141,7 +144,7 @@ def locomotion_command(
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
     """
-    from kdp.bench.locomotion import TASKS, VARIANTS, bench_locomotion, collect_missing
+    from kdp.bench.locomotion import FOLLOWED, TASKS, VARIANTS, bench_locomotion, collect_missing
     from kdp.bench.peer_settings import PEERS
     from kdp.domains.locomotion import LOCOMOTION
 
@@ -149,10 +152,11 @@ def locomotion_command(
     names = _names("task", ",".join(TASKS) if tasks == "all" else tasks, [domain.name for domain in LOCOMOTION])
     known = [*VARIANTS, *PEERS]
     chosen = known if variants == "all" else _names("variant", variants, known)
+    ways = _names("way to follow plans", followed, FOLLOWED)
     collect_missing(names, policies)
     console = Console(stderr=True)
     given = (seeds, jobs, steps, peer_steps, quick, timed, stack, device, runs, results, console)
-    bench_locomotion(names, chosen, *given)
+    bench_locomotion(names, chosen, ways, *given)
 
 
 @bench.command(name="ablations")

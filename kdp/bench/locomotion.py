@@ -71,6 +71,7 @@ RANKED, MEAN, BEST, UNRANKED = (
     Protocol("action", CANDIDATES, blend=0.0),
     Protocol("action", 1),
 )
+FOLLOWED = {"own": RANKED, "mean": MEAN, "best": BEST, "one": UNRANKED}  # as the run says (a blend), or otherwise
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,13 @@ def locomotion_runs(
     return studied
 
 
-def protocols(method: str, quick: bool) -> list[Protocol]:
-    """How a method is judged: as its run says, by the mean of all, by the best, and unranked. Regression has nothing to
-    rank."""
-    asked = [UNRANKED] if method == "bc" else [RANKED, MEAN, BEST, UNRANKED]
+def protocols(method: str, followed: list[str], quick: bool) -> list[Protocol]:
+    """How a method is judged. Regression has nothing to rank."""
+    asked = [UNRANKED] if method == "bc" else [FOLLOWED[name] for name in followed]
     return [protocol.quick() for protocol in asked] if quick else asked
 
 
-def judgings_of(studied: list[tuple[str, Training]], quick: bool) -> list[Judging]:
+def judgings_of(studied: list[tuple[str, Training]], followed: list[str], quick: bool) -> list[Judging]:
     """What there is to measure. What is ranked is so by a lender's scorer too, where the lender is in the study."""
     folders = {(variant, run.config.dataset, run.config.seed): run.folder for variant, run in studied}
     judgings = []
@@ -140,7 +140,7 @@ def judgings_of(studied: list[tuple[str, Training]], quick: bool) -> list[Judgin
         labels, episodes = {"variant": variant, "ranked_by": None}, 2 if quick else EPISODES
         name = LENDERS.get(variant, "")
         lender = folders.get((name, training.config.dataset, training.config.seed))
-        for asked in protocols(training.config.method, quick):
+        for asked in protocols(training.config.method, followed, quick):
             judgings.append(Judging("locomotion", training, asked, quick, episodes, labels))
             if lender is not None and asked.candidates > 1 and asked.scored:
                 lent = labels | {"ranked_by": name}
@@ -151,6 +151,7 @@ def judgings_of(studied: list[tuple[str, Training]], quick: bool) -> list[Judgin
 def bench_locomotion(
     tasks: list[str],
     variants: list[str],
+    followed: list[str],
     seeds: int,
     jobs: int,
     steps: int | None,
@@ -167,7 +168,7 @@ def bench_locomotion(
     fuse = stack and not quick and device == "cuda"  # what a stack of small networks waits for is the launching
     studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs, fuse)
     trainings = [training for _, training in studied]
-    judgings = judgings_of(studied, quick)
+    judgings = judgings_of(studied, followed, quick)
     opponents = [
         Opponent(name, task, seed, quick, 5 if quick else peer_steps, 2 if quick else EPISODES, device, runs)
         for name in variants
