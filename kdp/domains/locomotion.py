@@ -157,7 +157,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         reference=body.reference,
         value="return",
         apart=5.0,
-        blend=4.0,
+        blend=3.5,
         trace=0.9,
         sees="actions",
         favour=8.0,
