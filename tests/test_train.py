@@ -15,6 +15,7 @@ from helpers import brief_inverse
 import kdp.train
 from kdp.checkpoint import load_tensors, save_tensors
 from kdp.config import RunConfig
+from kdp.domains import DOMAINS
 from kdp.drift import DriftConfig
 from kdp.errors import UserError
 from kdp.keys import Condition
@@ -53,6 +54,24 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, field):
     assert outcome.finished and outcome.step == 30
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
     assert same(tensors(tmp_path / "whole", MODEL), tensors(tmp_path / "parts", MODEL))
+
+
+@pytest.mark.parametrize(("domains", "asked", "found"), [(None, None, 1e-4), (0.5, None, 0.5), (0.5, 0.0, 0.0)])
+def test_weights_shrink_by_the_domains_decay_unless_another_is_asked_for(tmp_path, domains, asked, found):
+    """Twice the same step, without decay and with it: it takes off the rate's share of the weights, and no more."""
+    domain = replace(DOMAINS["toy"], weight_decay=domains)
+    weights = []
+    for name, decay in (("none", 0.0), ("asked", asked)):
+        config = replace(SMALL, steps=1, loop=replace(SMALL.loop, warmup=1, weight_decay=decay))
+        start_run(config, tmp_path / name, domain=domain)
+        weights.append(tensors(tmp_path / name)["weights.generator.blocks.0.1.weight"])
+    shrunk = (weights[0] - weights[1]).norm() / weights[0].norm()
+    assert shrunk == pytest.approx(SMALL.loop.lr * found, rel=0.05, abs=1e-8)
+
+
+def test_a_decay_below_zero_is_refused(tmp_path):
+    with pytest.raises(UserError, match="weight-decay must be 0"):
+        start_run(replace(SMALL, loop=LoopConfig(weight_decay=-1.0)), tmp_path / "run")
 
 
 def test_metrics_of_a_resumed_run_have_each_step_once(tmp_path):

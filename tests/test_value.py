@@ -212,6 +212,34 @@ def test_a_smooth_return_model_changes_slowly(smooth):
     assert [low, middle, high] == pytest.approx([-1 / (1 + smooth**2), 0, 1 / (1 + smooth**2)], abs=0.2)
 
 
+def test_a_larger_ensemble_says_the_same_of_plans_whatever_its_seed():
+    """A return is mostly what the state is worth and chance, and a little what the action is: what one network makes of
+    the actions is half chance too, which differs from seed to seed."""
+    clamp, random = Clamp(2, 8, 6), torch.Generator().manual_seed(0)
+    seen = torch.randn(1000, 2, 8, generator=random)
+    gained = seen[:, 0, 0] + 0.1 * seen[:, 0, 6] + 0.3 * torch.randn(1000, generator=random)
+    plans = torch.randn(50, 1, 2, 8, generator=random).repeat(1, 32, 1, 1)
+    plans[:, :, 0, 6:] = torch.randn(50, 32, 2, generator=random)
+
+    def said(heads: int, seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        value = Value(clamp, 2, ValueConfig("return", heads=heads, width=32, layers=2, caution=0.0))
+        optimizer = torch.optim.AdamW(value.parameters(), 3e-3)
+        for _ in range(200):
+            some = torch.randint(1000, (256,))
+            followed = Followed(*torch.zeros(4, 256), gained[some])  # type: ignore[arg-type]
+            loss, _ = value.loss(Batch(seen[some], Condition(seen[some, 0, :6]), seen[some, 0, :6], followed=followed))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            scores = value.score(plans)
+        return (scores - scores.mean(1, keepdim=True)).flatten()
+
+    few, many = (torch.corrcoef(torch.stack([said(heads, 1), said(heads, 2)]))[0, 1] for heads in (1, 8))
+    assert few < 0.8 < 0.9 < many
+
+
 @pytest.mark.parametrize("sees", ["actions", "window"])
 def test_a_scorer_that_sees_actions_is_not_swayed_by_what_a_plan_says_will_follow(sees):
     """The next state is the first and the action, and all that is gained. Plans may say otherwise."""

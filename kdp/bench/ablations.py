@@ -20,6 +20,7 @@ from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.drift import DriftConfig
 from kdp.networks import NetworkConfig
+from kdp.train import WEIGHT_DECAY, LoopConfig
 
 BASES = ("joint", "keyed")
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -42,6 +43,8 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other sco
     "no blend": {"value": replace(VALUED, blend=0.0)},
     "no caution": {"value": replace(VALUED, caution=0.0)},
     "one head": {"value": replace(VALUED, heads=1)},
+    "two heads, twice as wide": {"value": replace(VALUED, heads=2, width=2 * VALUED.width)},
+    "little weight decay": {"loop": LoopConfig(weight_decay=WEIGHT_DECAY)},
     "all episodes alike": {"value": replace(VALUED, favour=0.0)},
     "no trunk": {"network": NetworkConfig(trunk=0, blocks=3)},
     "temperature 1": {"temperature": 1.0},
