@@ -112,6 +112,11 @@ CASES = {
     "more told than a product is deep": ({"scorer": "return", "tokens": 40}, 3, 1),
     "one head": ({"value": {"heads": 1}, "blend": 1.0}, 6, 1),
     "three heads": ({"value": {"heads": 3, "caution": 2.0}}, 6, 1),
+    "the usual eight heads": (
+        {"value": {"heads": 8, "width": 128}, "scorer": "return", "blend": 3.5, "network": {"trunk": 2, "blocks": 1}},
+        64,
+        1,
+    ),
     "no caution": ({"value": {"caution": 0.0}}, 6, 1),
     "one layer": ({"value": {"layers": 1}}, 6, 1),
     "two layers": ({"value": {"layers": 2}}, 6, 1),
