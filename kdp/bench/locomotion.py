@@ -24,7 +24,7 @@ from kdp.drift import DriftConfig
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.provenance import commit
-from kdp.train import LoopConfig
+from kdp.train import WEIGHT_DECAY, LoopConfig
 from kdp.value import ValueConfig
 
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
@@ -48,6 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "drift": DriftConfig(field="keyed"),
         "temperature": 1.0,
         "bounded": False,
+        "loop": LoopConfig(weight_decay=WEIGHT_DECAY),
     },
     "diffuser": {
         "method": "diffuser",
@@ -59,6 +60,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "value": PUBLISHED,
         "temperature": 1.0,
         "bounded": False,
+        "loop": LoopConfig(weight_decay=WEIGHT_DECAY),
     },
     "bc": {"method": "bc", "value": ValueConfig("none", favour=0.0)},
     "bc-favour": {"method": "bc", "value": ValueConfig("none")},
@@ -118,7 +120,7 @@ def locomotion_runs(
         if device == "cuda" and config.method != "kdp":
             config = replace(config, batch=BATCH)
         unet = config.method == "diffuser" and config.network.kind is None
-        config = replace(config, loop=LoopConfig(fuse=fuse and not unet))
+        config = replace(config, loop=replace(config.loop, fuse=fuse and not unet))
         if quick:
             config = replace(config, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
         name = f"{task}-{variant}-{seed}{'-quick' if quick else ''}"
