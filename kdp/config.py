@@ -66,8 +66,6 @@ class RunConfig:
         )
         scorer = self.value.scorer or domain.value
         steps = self.steps or (None if self.minutes else domain.steps)
-        decay = domain.weight_decay if self.loop.weight_decay is None else self.loop.weight_decay
-        loop = replace(self.loop, weight_decay=decay)
         network = NetworkConfig(self.network.kind, **self.network.sizes(domain.network)._asdict())
         usual = round(domain.apart * (steps or domain.steps)) if scorer == "critic" else 0
         apart = usual if self.value.apart is None else self.value.apart
@@ -95,7 +93,6 @@ class RunConfig:
             drift=drift,
             value=value,
             network=network,
-            loop=loop,
         )
 
     def budgets(self) -> tuple[Budget, Budget]:
@@ -154,8 +151,9 @@ class RunConfig:
             raise UserError(f"value.trace must be 0 to 1 (1: the data's returns as they are); got {self.value.trace}.")
         if not 0 <= (self.value.wish or 0.0) < 1:
             raise UserError(f"value.wish must be 0 (off) or more, and less than 1; got {self.value.wish}.")
-        if not 0 <= self.loop.decay() < math.inf:
-            raise UserError(f"loop.weight-decay must be 0 (none) or more, and finite; got {self.loop.weight_decay}.")
+        for name, decay in {"loop": self.loop.weight_decay, "value": self.value.weight_decay}.items():
+            if not 0 <= decay < math.inf:
+                raise UserError(f"{name}.weight-decay must be 0 (none) or more, and finite; got {decay}.")
         planning_temperature(self.temperature)
         for name in ("bands", "trunk"):
             if (getattr(self.network, name) or 0) < 0:

@@ -29,7 +29,7 @@ from kdp.provenance import commit, device_name, versions
 from kdp.sampler import Sampler
 from kdp.score import Arrival, Scorer, Support
 from kdp.traces import lambda_returns
-from kdp.train import MODEL, TRAINING, Outcome, train
+from kdp.train import MODEL, TRAINING, Outcome, has_bf16, train
 from kdp.value import EPS, Scored, Value, Worth, method_of
 from kdp.windows import Episodes, Outcomes, Windows, favoured
 from kdp.wish import Wishing
@@ -129,8 +129,11 @@ def assemble(
 ) -> Parts:
     """The parts of a run, from a resolved config; the inverse model is fitted unless given."""
     assert config.horizon and config.stride and config.batch
-    if config.loop.bf16 and torch.device(device).type != "cuda":
-        raise UserError(f"loop.bf16 is for a GPU, and slows a CPU; got {device=}. Leave it out, or give --device cuda.")
+    if config.loop.bf16 and not has_bf16(device):
+        raise UserError(
+            f"loop.bf16 needs a GPU, or a CPU with instructions for it (AVX512-BF16 or AMX), and slows any other; got "
+            f"{device=}. Leave it out."
+        )
     fast_products(device)
     Windows(episodes, config.horizon, config.stride)  # refused before anything is fitted, if it is
     goal_dims = domain.goals.dims if domain.goals else ()

@@ -32,7 +32,6 @@ from kdp.graphs import Recorded
 from kdp.sampler import Batch, seed_of
 
 GRAPH_AFTER = 2  # steps
-WEIGHT_DECAY = 1e-4
 MODEL, TRAINING, METRICS = "model.safetensors", "training.safetensors", "metrics.jsonl"
 
 
@@ -52,25 +51,23 @@ class LoopConfig:
     """Peak learning rate."""
     warmup: int = 100
     """Steps until it is reached."""
-    weight_decay: float | None = None
-    """AdamW's: weights shrink by this share of the rate in every step, so that windows seen many times are not learned
-    by heart. Default: the domain's own, else 0.0001."""
+    weight_decay: float = 1e-4
+    """AdamW's: weights shrink by this share of the rate in every step. A scorer has one of its own, as it has a rate
+    (value.weight-decay)."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     ema: float = 0.999
     """Decay of the averaged weights, which are the ones that plan."""
     fuse: bool = False
-    """Have torch.compile make few operations of a step's many: a minute before the first step, then fewer to launch.
-    Meant for long runs of small networks; not yet measured on a GPU."""
+    """Have torch.compile make few operations of a step's many: half a minute before the first step, then fewer to
+    launch. Meant for long runs of small networks."""
     bf16: bool = False
-    """Networks compute in bfloat16, on a GPU only; weights, fields and losses stay in single precision."""
+    """Networks compute in bfloat16, on a GPU or a CPU that has instructions for it; weights, fields and losses stay in
+    single precision."""
     log_every: int = 50
     """Steps between rows of metrics.jsonl."""
     save_every: float = 60.0
     """Seconds between checkpoints."""
-
-    def decay(self) -> float:
-        return WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
 
 
 @dataclass(frozen=True)
@@ -151,15 +148,27 @@ def train(
     return Outcome(step, elapsed(), spent(), interrupted)
 
 
-def parts(method: nn.Module, rate: float) -> list[tuple[list[nn.Parameter], float]]:
-    """Parameters that learn, and at which share of the loop's rate: all of it, but for parts of a method that have a
-    peak rate of their own (`rates`, by name)."""
-    rates: dict[str, float] = getattr(method, "rates", {})
-    own: dict[str, list[nn.Parameter]] = {name: [] for name in ["", *rates]}
+def parts(method: nn.Module, config: LoopConfig) -> list[dict[str, Any]]:
+    """Groups of parameters that learn, as an optimizer takes them, with their share of the loop's rate: the loop's rate
+    and decay, but for parts of a method that have a peak rate and a decay of their own (`pace`, by name)."""
+    pace: dict[str, tuple[float, float]] = {"": (config.lr, config.weight_decay)} | getattr(method, "pace", {})
+    own: dict[str, list[nn.Parameter]] = {name: [] for name in pace}
     for name, parameter in method.named_parameters():
         if parameter.requires_grad:
-            own[name.split(".")[0] if name.split(".")[0] in rates else ""].append(parameter)
-    return [(some, rates[name] / rate if name else 1.0) for name, some in own.items() if some]
+            own[name.split(".")[0] if name.split(".")[0] in pace else ""].append(parameter)
+    return [
+        {"params": some, "share": pace[name][0] / config.lr, "weight_decay": pace[name][1]}
+        for name, some in own.items()
+        if some
+    ]
+
+
+def has_bf16(device: str) -> bool:
+    """Whether products of bfloat16 are faster there than those of float32: elsewhere they are many times slower."""
+    if torch.device(device).type == "cuda":
+        return True
+    able: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # newer PyTorch's
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 class Update:
@@ -177,10 +186,8 @@ class Update:
         self.graphed, self.calls = device.type == "cuda", 0
         self.graph: Recorded | None = None
         rate = partial(torch.tensor, config.lr, device=device) if self.graphed else lambda: config.lr
-        groups = [{"params": some, "share": share, "lr": rate()} for some, share in parts(method, config.lr)]
-        self.optimizer = torch.optim.AdamW(
-            groups, weight_decay=config.decay(), capturable=self.graphed, fused=self.graphed
-        )
+        groups = [part | {"lr": rate()} for part in parts(method, config)]
+        self.optimizer = torch.optim.AdamW(groups, capturable=self.graphed, fused=True)
 
     def __call__(self, batch: Batch, rate: float, seed: int) -> dict[str, Tensor]:
         """-> what there is to log; on a GPU, until the next call."""

@@ -73,6 +73,8 @@ class ValueConfig:
     layers: int = 3
     rate: float = 3e-4
     """Peak learning rate."""
+    weight_decay: float = 0.3
+    """AdamW's: what follows a window is mostly chance, and is not to be learned by heart."""
     tilt: float = 0.0
     """Value in the field: a positive whose advantage is one root mean square above another's attracts exp(tilt) times
     as much, and its condition weighs as much more in the loss (kdp); 0: off."""
@@ -228,7 +230,7 @@ class Scored(nn.Module):
     def __init__(self, method: nn.Module, value: Value):
         super().__init__()
         self.method, self.value, self.apart = method, value, bool(value.config.apart)
-        self.rates = {"value": value.config.rate}
+        self.pace = {"value": (value.config.rate, value.config.weight_decay)}
         self.asks = value.config.targets == "generator" and value.config.scorer == "critic"
         self.smooth = (value.config.smooth or 0.0) if value.config.scorer == "return" else 0.0
 

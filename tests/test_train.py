@@ -23,7 +23,7 @@ from kdp.methods import METHODS
 from kdp.networks import NetworkConfig
 from kdp.runs import resume_run, start_run
 from kdp.sampler import Batch, Sampler
-from kdp.train import METRICS, MODEL, TRAINING, LoopConfig, Update
+from kdp.train import METRICS, MODEL, TRAINING, LoopConfig, Update, has_bf16
 
 SMALL = RunConfig(
     "toy",
@@ -56,22 +56,47 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, field):
     assert same(tensors(tmp_path / "whole", MODEL), tensors(tmp_path / "parts", MODEL))
 
 
-@pytest.mark.parametrize(("domains", "asked", "found"), [(None, None, 1e-4), (0.5, None, 0.5), (0.5, 0.0, 0.0)])
-def test_weights_shrink_by_the_domains_decay_unless_another_is_asked_for(tmp_path, domains, asked, found):
+@pytest.mark.parametrize("decay", [1e-3, 0.5])
+def test_weights_shrink_by_the_decay(tmp_path, decay):
     """Twice the same step, without decay and with it: it takes off the rate's share of the weights, and no more."""
-    domain = replace(DOMAINS["toy"], weight_decay=domains)
     weights = []
-    for name, decay in (("none", 0.0), ("asked", asked)):
-        config = replace(SMALL, steps=1, loop=replace(SMALL.loop, warmup=1, weight_decay=decay))
-        start_run(config, tmp_path / name, domain=domain)
-        weights.append(tensors(tmp_path / name)["weights.generator.blocks.0.1.weight"])
+    for asked in (0.0, decay):
+        config = replace(SMALL, steps=1, loop=replace(SMALL.loop, warmup=1, weight_decay=asked))
+        start_run(config, tmp_path / str(asked))
+        weights.append(tensors(tmp_path / str(asked))["weights.generator.blocks.0.1.weight"])
     shrunk = (weights[0] - weights[1]).norm() / weights[0].norm()
-    assert shrunk == pytest.approx(SMALL.loop.lr * found, rel=0.05, abs=1e-8)
+    assert shrunk == pytest.approx(SMALL.loop.lr * decay, rel=0.05)
 
 
-def test_a_decay_below_zero_is_refused(tmp_path):
-    with pytest.raises(UserError, match="weight-decay must be 0"):
-        start_run(replace(SMALL, loop=LoopConfig(weight_decay=-1.0)), tmp_path / "run")
+def test_a_part_of_a_method_may_have_a_rate_and_a_decay_of_its_own():
+    """One step with no slope: all that happens is decay, each part by its own rate times its own decay."""
+
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rest, self.part = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+            self.pace = {"part": (1e-2, 0.5)}
+
+        def draws(self, count, generator):
+            return ()
+
+        def loss(self, batch, draws):
+            return 0 * (self.rest.weight.sum() + self.part.weight.sum()), {}
+
+    method = Two()
+    before = {name: weight.item() for name, weight in method.named_parameters() if "weight" in name}
+    update = Update(method, LoopConfig(lr=1e-3, weight_decay=0.1))
+    windows = torch.zeros(2, 1, 2)
+    update(Batch(windows, Condition(windows[:, 0, :1]), windows[:, 0, :1]), rate=1e-3, seed=0)
+    after = {name: weight.item() for name, weight in method.named_parameters() if "weight" in name}
+    assert after["rest.weight"] == pytest.approx(before["rest.weight"] * (1 - 1e-3 * 0.1), rel=1e-6)
+    assert after["part.weight"] == pytest.approx(before["part.weight"] * (1 - 1e-2 * 0.5), rel=1e-6)
+
+
+@pytest.mark.parametrize("part", ["loop", "value"])
+def test_a_decay_below_zero_is_refused(tmp_path, part):
+    with pytest.raises(UserError, match=f"{part}.weight-decay must be 0"):
+        start_run(replace(SMALL, **{part: replace(getattr(SMALL, part), weight_decay=-1.0)}), tmp_path / "run")
 
 
 def test_metrics_of_a_resumed_run_have_each_step_once(tmp_path):
@@ -121,7 +146,6 @@ def test_a_loaded_run_plans_as_often_as_asked_and_always_the_same(tmp_path):
 
 def test_other_data_are_noticed_on_resuming(tmp_path, monkeypatch):
     start_run(SMALL, tmp_path / "run", stop_after=5)
-    from kdp.domains import DOMAINS
     from kdp.domains.toy import TWO
 
     other = replace(DOMAINS["toy"], episodes=lambda: TWO.episodes(seed=1))
@@ -191,12 +215,13 @@ def test_steps_by_graph_are_those_launched_one_by_one(tmp_path, monkeypatch, met
     assert json.loads((tmp_path / "graph/metrics.jsonl").read_text().splitlines()[-1])["step"] == 30
 
 
-@needs_gpu
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("method", METHODS)
-def test_networks_may_compute_in_half_the_bits(tmp_path, recwarn, method):
+def test_networks_may_compute_in_half_the_bits(tmp_path, monkeypatch, recwarn, method, device):
+    monkeypatch.setattr("kdp.runs.has_bf16", lambda device: True)  # without instructions for it, slowly
     for bf16 in (False, True):
         loop = replace(SMALL.loop, bf16=bf16)
-        start_run(replace(SMALL, method=method, loop=loop), tmp_path / str(bf16), device="cuda")
+        start_run(replace(SMALL, method=method, loop=loop), tmp_path / str(bf16), device=device)
     full, half = (
         [json.loads(line)["loss"] for line in (tmp_path / run / METRICS).read_text().splitlines()]
         for run in ("False", "True")
@@ -206,8 +231,11 @@ def test_networks_may_compute_in_half_the_bits(tmp_path, recwarn, method):
     assert not [warning for warning in recwarn if "one by one" in str(warning.message)]  # graphs all the same
 
 
-def test_half_the_bits_are_for_a_gpu(tmp_path):
-    with pytest.raises(UserError, match="loop.bf16 is for a GPU"):
+def test_half_the_bits_are_refused_where_they_would_be_slow(tmp_path, monkeypatch):
+    able = {"avx512_bf16": False, "amx_bf16": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    assert not has_bf16("cpu") and has_bf16("cuda")
+    with pytest.raises(UserError, match="loop.bf16 needs a GPU, or a CPU with instructions for it"):
         start_run(replace(SMALL, loop=replace(SMALL.loop, bf16=True)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -20,7 +20,6 @@ from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.drift import DriftConfig
 from kdp.networks import NetworkConfig
-from kdp.train import WEIGHT_DECAY, LoopConfig
 
 BASES = ("joint", "keyed")
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -44,7 +43,7 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other sco
     "no caution": {"value": replace(VALUED, caution=0.0)},
     "one head": {"value": replace(VALUED, heads=1)},
     "two heads, twice as wide": {"value": replace(VALUED, heads=2, width=2 * VALUED.width)},
-    "little weight decay": {"loop": LoopConfig(weight_decay=WEIGHT_DECAY)},
+    "little weight decay": {"value": replace(VALUED, weight_decay=1e-4)},
     "all episodes alike": {"value": replace(VALUED, favour=0.0)},
     "no trunk": {"network": NetworkConfig(trunk=0, blocks=3)},
     "temperature 1": {"temperature": 1.0},

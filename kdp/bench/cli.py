@@ -116,6 +116,7 @@ def locomotion_command(
     quick: bool = False,
     timed: bool = True,
     stack: bool = False,
+    fast: bool = False,
     device: Device = "cpu",
     runs: Path = Path("runs/bench-locomotion"),
     results: Path = Path("results/locomotion.jsonl"),
@@ -140,6 +141,7 @@ def locomotion_command(
         timed: Take the time of a decision, too: not where something else runs on the machine.
         stack: Train the seeds of a variant or peer together, each step one call for all of them; for a GPU. The rows
             say so: their minutes are those of all.
+        fast: Train by torch.compile and, on a CPU that has it, in bfloat16: every variant but U-Nets and peers.
         device: cpu, or cuda where there is one.
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
@@ -155,7 +157,7 @@ def locomotion_command(
     ways = _names("way to follow plans", followed, FOLLOWED)
     collect_missing(names, policies)
     console = Console(stderr=True)
-    given = (seeds, jobs, steps, peer_steps, quick, timed, stack, device, runs, results, console)
+    given = (seeds, jobs, steps, peer_steps, quick, timed, stack, fast, device, runs, results, console)
     bench_locomotion(names, chosen, ways, *given)
 
 
@@ -342,7 +344,7 @@ def training_command(
 
     Args:
         tasks: Domains with data, separated by commas.
-        axes: What is varied: conditions, samples, positives, loop (bf16 on a GPU, torch.compile).
+        axes: What is varied: conditions, samples, positives, loop (bf16 where the machine has it, torch.compile).
         seconds: For how long to measure each.
         quick: A few steps of everything, to see that it runs.
         device: cpu, or cuda where there is one.

@@ -24,7 +24,7 @@ from kdp.drift import DriftConfig
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.provenance import commit
-from kdp.train import WEIGHT_DECAY, LoopConfig
+from kdp.train import has_bf16
 from kdp.value import ValueConfig
 
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
@@ -35,7 +35,7 @@ BATCH = 4096  # windows in a step on a GPU; KDP, and every method on a CPU, has 
 # too; asked for a return; the published field, of which the best of all is followed as published; Diffuser with our
 # network and windows, ranked by the paper's scorer (which suited it better in trials) and by ours, and with the U-Net
 # as published; regression of all the data, of the windows that ours learns from, and asked for a return (RvS).
-PUBLISHED = ValueConfig("return", trace=1.0, sees="window", blend=0.0, favour=0.0)
+PUBLISHED = ValueConfig("return", trace=1.0, sees="window", blend=0.0, favour=0.0, weight_decay=1e-4)
 VARIANTS: dict[str, dict[str, Any]] = {
     "kdp": {"value": ValueConfig("return")},
     "kdp-window": {"value": ValueConfig("return", sees="window")},
@@ -48,7 +48,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "drift": DriftConfig(field="keyed"),
         "temperature": 1.0,
         "bounded": False,
-        "loop": LoopConfig(weight_decay=WEIGHT_DECAY),
     },
     "diffuser": {
         "method": "diffuser",
@@ -60,7 +59,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "value": PUBLISHED,
         "temperature": 1.0,
         "bounded": False,
-        "loop": LoopConfig(weight_decay=WEIGHT_DECAY),
     },
     "bc": {"method": "bc", "value": ValueConfig("none", favour=0.0)},
     "bc-favour": {"method": "bc", "value": ValueConfig("none")},
@@ -112,6 +110,7 @@ def locomotion_runs(
     device: str,
     runs: Path,
     fuse: bool = False,
+    bf16: bool = False,
 ) -> list[tuple[str, Training]]:
     """Variants and their runs, in the order given; peers are not among them."""
     studied = []
@@ -120,7 +119,7 @@ def locomotion_runs(
         if device == "cuda" and config.method != "kdp":
             config = replace(config, batch=BATCH)
         unet = config.method == "diffuser" and config.network.kind is None
-        config = replace(config, loop=replace(config.loop, fuse=fuse and not unet))
+        config = replace(config, loop=replace(config.loop, fuse=fuse and not unet, bf16=bf16 and not unet))
         if quick:
             config = replace(config, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
         name = f"{task}-{variant}-{seed}{'-quick' if quick else ''}"
@@ -161,6 +160,7 @@ def bench_locomotion(
     quick: bool,
     timed: bool,
     stack: bool,
+    fast: bool,
     device: str,
     runs: Path,
     results: Path,
@@ -168,7 +168,8 @@ def bench_locomotion(
 ) -> None:
     """Runs are kept in `runs`: a study that was stopped goes on where it stopped, and does nothing twice."""
     fuse = stack and not quick and device == "cuda"  # what a stack of small networks waits for is the launching
-    studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs, fuse)
+    fast, rounded = fast and not quick, device == "cpu" and has_bf16(device)
+    studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs, fuse or fast, fast and rounded)
     trainings = [training for _, training in studied]
     judgings = judgings_of(studied, followed, quick)
     opponents = [

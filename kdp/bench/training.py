@@ -21,14 +21,14 @@ from kdp.config import RunConfig
 from kdp.domains import DOMAINS, Domain
 from kdp.inverse import InverseModel
 from kdp.runs import Parts, assemble
-from kdp.train import GRAPH_AFTER, Update, move_average
+from kdp.train import GRAPH_AFTER, Update, has_bf16, move_average
 from kdp.value import method_of
 from kdp.windows import Episodes
 
 STAGES = ("batch", "generator", "field", "backward", "optimizer", "average")
 VALUES = {"samples": (1, 2, 4, 8, 16), "positives": (4, 8, 16, 32, 64)}
 CONDITIONS = {"cpu": (32, 64, 128, 256, 512), "cuda": (256, 512, 1024, 2048, 4096)}
-LOOPS = {"cpu": ("plain", "fuse"), "cuda": ("plain", "bf16", "fuse", "bf16+fuse")}  # LoopConfig's switches
+LOOPS = ("plain", "bf16", "fuse", "bf16+fuse")  # LoopConfig's switches
 AXES = ("conditions", *VALUES, "loop")
 LONG = 100_000  # steps of the run that a step is taken from: its table of windows is a long run's
 WARM = GRAPH_AFTER + 2  # steps before the clock
@@ -54,7 +54,8 @@ def bench_training(
 
 def points(axes: list[str], quick: bool, device: str) -> Iterator[tuple[str, int | str]]:
     kind = torch.device(device).type
-    known: dict[str, tuple[int | str, ...]] = {**VALUES, "conditions": CONDITIONS[kind], "loop": LOOPS[kind]}
+    loops = LOOPS if has_bf16(device) else tuple(name for name in LOOPS if "bf16" not in name)
+    known: dict[str, tuple[int | str, ...]] = {**VALUES, "conditions": CONDITIONS[kind], "loop": loops}
     for axis in axes:
         values = known[axis]
         yield from ((axis, value) for value in (values[:2] if quick else values))
