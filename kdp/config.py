@@ -66,6 +66,7 @@ class RunConfig:
         )
         scorer = self.value.scorer or domain.value
         steps = self.steps or (None if self.minutes else domain.steps)
+        decay = domain.weight_decay if self.loop.weight_decay is None else self.loop.weight_decay
         network = NetworkConfig(self.network.kind, **self.network.sizes(domain.network)._asdict())
         usual = round(domain.apart * (steps or domain.steps)) if scorer == "critic" else 0
         apart = usual if self.value.apart is None else self.value.apart
@@ -93,6 +94,7 @@ class RunConfig:
             drift=drift,
             value=value,
             network=network,
+            loop=replace(self.loop, weight_decay=decay),
         )
 
     def budgets(self) -> tuple[Budget, Budget]:
@@ -151,7 +153,7 @@ class RunConfig:
             raise UserError(f"value.trace must be 0 to 1 (1: the data's returns as they are); got {self.value.trace}.")
         if not 0 <= (self.value.wish or 0.0) < 1:
             raise UserError(f"value.wish must be 0 (off) or more, and less than 1; got {self.value.wish}.")
-        for name, decay in {"loop": self.loop.weight_decay, "value": self.value.weight_decay}.items():
+        for name, decay in {"loop": self.loop.decay(), "value": self.value.weight_decay}.items():
             if not 0 <= decay < math.inf:
                 raise UserError(f"{name}.weight-decay must be 0 (none) or more, and finite; got {decay}.")
         planning_temperature(self.temperature)

@@ -32,6 +32,7 @@ from kdp.graphs import Recorded
 from kdp.sampler import Batch, seed_of
 
 GRAPH_AFTER = 2  # steps
+WEIGHT_DECAY = 1e-4
 MODEL, TRAINING, METRICS = "model.safetensors", "training.safetensors", "metrics.jsonl"
 
 
@@ -51,9 +52,9 @@ class LoopConfig:
     """Peak learning rate."""
     warmup: int = 100
     """Steps until it is reached."""
-    weight_decay: float = 1e-4
+    weight_decay: float | None = None
     """AdamW's: weights shrink by this share of the rate in every step. A scorer has one of its own, as it has a rate
-    (value.weight-decay)."""
+    (value.weight-decay). Default: the domain's own, else 0.0001."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     ema: float = 0.999
@@ -68,6 +69,9 @@ class LoopConfig:
     """Steps between rows of metrics.jsonl."""
     save_every: float = 60.0
     """Seconds between checkpoints."""
+
+    def decay(self) -> float:
+        return WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ def train(
 def parts(method: nn.Module, config: LoopConfig) -> list[dict[str, Any]]:
     """Groups of parameters that learn, as an optimizer takes them, with their share of the loop's rate: the loop's rate
     and decay, but for parts of a method that have a peak rate and a decay of their own (`pace`, by name)."""
-    pace: dict[str, tuple[float, float]] = {"": (config.lr, config.weight_decay)} | getattr(method, "pace", {})
+    pace: dict[str, tuple[float, float]] = {"": (config.lr, config.decay())} | getattr(method, "pace", {})
     own: dict[str, list[nn.Parameter]] = {name: [] for name in pace}
     for name, parameter in method.named_parameters():
         if parameter.requires_grad:

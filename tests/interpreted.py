@@ -145,6 +145,11 @@ CASES = {
     "ddpm, temperature": ({"temperature": 0.5, "diffusion": {"steps": 3}}, 5, 1),
     "bounded": ({"bounded": True, "scorer": "return", "network": {"trunk": 2, "blocks": 1}}, 20, 2),
     "ddpm, bounded": ({"bounded": True, "diffusion": {"steps": 3}}, 5, 1),
+    "U-Net": ({"network": {"kind": "unet", "channels": 4}, "scorer": "return", "blend": 1.0, "bounded": True}, 20, 2),
+    "ddpm, U-Net": ({"network": {"kind": "unet", "channels": 4}, "diffusion": {"steps": 3}, "bounded": True}, 5, 2),
+    "bands": ({"network": {"bands": 2}}, 20, 2),
+    "ddpm, bands": ({"network": {"bands": 2}, "diffusion": {"steps": 2}}, 5, 1),
+    "a wide network": ({"network": {"width": 520, "blocks": 1}}, 5, 1),
     "narrow": ({"network": {"width": 8}, "value": {"width": 8}}, 4, 1),
 }
 

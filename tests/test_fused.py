@@ -24,13 +24,20 @@ from kdp import backends
 from kdp.backends import cuda, fused, mapped
 from kdp.backends.whole import WholePlan
 from kdp.errors import UserError
+from kdp.methods.diffuser import DiffusionConfig
 from kdp.runs import _computed, start_run
 from kdp.value import ValueConfig
 
 CLOSE = 1e-4
-COVERED = ("kdp-free", "kdp-critic", "kdp-blend", "kdp-return", "kdp-trunk", "ddpm-free", "ddpm-trunk")
-LEFT = {name: run for name, run in RUNS.items() if name not in COVERED} | {
+KERNELS = ("kdp-free", "kdp-critic", "kdp-blend", "kdp-return", "kdp-trunk", "ddpm-free", "ddpm-trunk")
+UNET = replace(NETWORK, kind="unet")
+BY_LIBRARIES = {
     "kdp-bands": (replace(PLAIN, network=replace(NETWORK, bands=2)), None),
+    "kdp-free-unet": (replace(PLAIN, network=UNET, value=ValueConfig("return", width=16, heads=2)), None),
+    "ddpm-free-unet": (replace(PLAIN, method="diffuser", diffusion=DiffusionConfig(steps=3), network=UNET), None),
+}
+COVERED = (*KERNELS, *BY_LIBRARIES)
+LEFT = {name: run for name, run in RUNS.items() if name not in COVERED} | {
     "kdp-wish": (replace(PLAIN, value=ValueConfig("critic", width=16, wish=0.9)), None),
 }
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -47,7 +54,7 @@ def folder(tmp_path_factory):
 
     def made(name: str):
         if not (root / name).exists():
-            config, domain = (RUNS | LEFT)[name]
+            config, domain = (RUNS | LEFT | BY_LIBRARIES)[name]
             with brief_inverse():
                 start_run(config, root / name, domain=domain)
         return root / name
@@ -125,15 +132,16 @@ def test_an_answer_that_blends_compiles_for_a_gpu_whatever_the_number_of_candida
         ({"scorer": "none"}, True),
         ({"scorer": "return", "blend": 2.0}, True),
         ({"network": {"width": 24}}, True),
-        ({"network": {"width": 2048}}, False),
+        ({"network": {"width": 2048}}, True),
+        ({"network": {"noise": 2048}}, False),
         ({"value": {"width": 2048}}, False),
-        ({"network": {"kind": "unet"}}, False),
-        ({"network": {"bands": 1}}, False),
+        ({"network": {"kind": "unet"}}, True),
+        ({"network": {"bands": 1}}, True),
         ({"diffusion": {}}, True),
         ({"diffusion": {"sampler": "ddim", "sampling_steps": 5}, "scorer": "none"}, True),
-        ({"diffusion": {}, "network": {"kind": "unet"}}, False),
-        ({"diffusion": {}, "network": {"bands": 1}}, False),
-        ({"diffusion": {}, "network": {"width": 2048}}, False),
+        ({"diffusion": {}, "network": {"kind": "unet"}}, True),
+        ({"diffusion": {}, "network": {"bands": 1}}, True),
+        ({"diffusion": {}, "network": {"width": 2048}, "value": {"width": 2048}}, False),
     ],
 )
 def test_what_is_covered(settings, covered):

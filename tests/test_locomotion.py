@@ -34,6 +34,7 @@ from kdp.domains.locomotion import BODIES, LOCOMOTION, GymEnvironments, Task
 from kdp.errors import UserError
 from kdp.networks import NetworkConfig
 from kdp.runs import start_run
+from kdp.train import WEIGHT_DECAY
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "policies"
 ID = "regenerated/hopper-medium-v0"
@@ -689,8 +690,9 @@ def test_diffuser_learns_from_the_windows_that_ours_does_and_what_is_published_f
     favour = {name: run.config.for_domain(domain).value.favour for name, run in studied}
     assert favour["kdp"] == favour["diffuser"] == favour["bc-favour"] == domain.favour > 0
     assert not any(favour[name] for name in ("kdp-alike", "kdp-published", "diffuser-published", "bc"))
-    loops = {run.config.for_domain(domain).loop for _, run in studied}
-    assert len(loops) == 1
+    loops = {name: run.config.for_domain(domain).loop.weight_decay for name, run in studied}
+    assert loops["kdp"] == loops["diffuser"] == loops["bc-favour"] == domain.weight_decay
+    assert loops["kdp-published"] == loops["diffuser-published"] == WEIGHT_DECAY
     decay = {name: run.config.value.weight_decay for name, run in studied}
     assert decay["kdp"] == decay["diffuser"] > decay["kdp-published"] == decay["diffuser-published"] == 1e-4
 

@@ -56,16 +56,17 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, field):
     assert same(tensors(tmp_path / "whole", MODEL), tensors(tmp_path / "parts", MODEL))
 
 
-@pytest.mark.parametrize("decay", [1e-3, 0.5])
-def test_weights_shrink_by_the_decay(tmp_path, decay):
+@pytest.mark.parametrize(("domains", "asked", "found"), [(None, None, 1e-4), (0.5, None, 0.5), (0.5, 1e-3, 1e-3)])
+def test_weights_shrink_by_the_domains_decay_unless_another_is_asked_for(tmp_path, domains, asked, found):
     """Twice the same step, without decay and with it: it takes off the rate's share of the weights, and no more."""
+    domain = replace(DOMAINS["toy"], weight_decay=domains)
     weights = []
-    for asked in (0.0, decay):
-        config = replace(SMALL, steps=1, loop=replace(SMALL.loop, warmup=1, weight_decay=asked))
-        start_run(config, tmp_path / str(asked))
-        weights.append(tensors(tmp_path / str(asked))["weights.generator.blocks.0.1.weight"])
+    for name, decay in (("none", 0.0), ("asked", asked)):
+        config = replace(SMALL, steps=1, loop=replace(SMALL.loop, warmup=1, weight_decay=decay))
+        start_run(config, tmp_path / name, domain=domain)
+        weights.append(tensors(tmp_path / name)["weights.generator.blocks.0.1.weight"])
     shrunk = (weights[0] - weights[1]).norm() / weights[0].norm()
-    assert shrunk == pytest.approx(SMALL.loop.lr * decay, rel=0.05)
+    assert shrunk == pytest.approx(SMALL.loop.lr * found, rel=0.05, abs=1e-8)
 
 
 def test_a_part_of_a_method_may_have_a_rate_and_a_decay_of_its_own():

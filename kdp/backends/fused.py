@@ -1,6 +1,7 @@
 """A whole plan in few Triton kernels, within one CUDA graph: what a plan of small networks costs on a GPU is the number
 of its kernels, not its arithmetic. With a trunk of two residual blocks, one block after it and a critic there are
-fourteen; Diffuser has four for each of its steps."""
+fourteen; Diffuser has four for each of its steps. Of other networks, and of many candidates, the libraries draw the
+windows, and what begins and ends a plan is fused all the same."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kdp.backends.cuda import Captured
-from kdp.backends.generators import by_libraries, generator, network_of, noise_shape
+from kdp.backends.generators import WIDEST, by_libraries, generator, is_plain, noise_shape
 from kdp.backends.layers import STEP, TILE, Tile, grid, how, layer, padded, shape, tiles
 from kdp.backends.mapped import Mapped
 from kdp.backends.whole import NoScore, WholePlan, WorthScore
@@ -23,7 +24,6 @@ DRAW = Tile(16, 64)
 VOTE_ROWS, VOTE_WARPS = 4, 4
 ANSWER_COLUMNS, ANSWER_WARPS = 64, 4
 ANSWER_SOME = 64  # candidates that are blended at once
-WIDEST = 512  # a row that a norm is taken of: it must fit into the memory of one processor
 
 Function = Callable[..., tuple[Tensor, ...]]
 Weights = dict[str, Tensor]
@@ -38,17 +38,15 @@ def fused(whole: WholePlan) -> Captured:
 
 
 def covers(whole: WholePlan) -> bool:
-    """Whether there are kernels for this plan: a residual MLP that is told the state alone, of KDP or Diffuser, and no
-    scorer or a learned one."""
-    network, score = network_of(whole.method), whole.score
-    if network is None or whole.goal_dims or not isinstance(score, NoScore | WorthScore):
+    """Whether there are kernels for this plan: of KDP or Diffuser, told the state alone, and with no scorer or a
+    learned one."""
+    method, score = whole.method, whole.score
+    if not is_plain(method) or not isinstance(score, NoScore | WorthScore):
         return False
-    widths = [network.from_noise.out_features]
-    if isinstance(whole.method.noise, int):
-        widths.append(whole.method.noise)
+    widths = [method.noise] if isinstance(method.noise, int) else []
     if isinstance(score, WorthScore):
         widths.append(_critic(score.network)[0]["bias"].shape[-1])
-    return max(widths) <= WIDEST and whole.state_mean.dtype == torch.float32
+    return max(widths, default=0) <= WIDEST and whole.state_mean.dtype == torch.float32
 
 
 def answering(whole: WholePlan) -> Function:

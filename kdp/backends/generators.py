@@ -1,4 +1,5 @@
-"""What draws the windows of fused plans: KDP in one call, Diffuser step by step, or the libraries for many rows."""
+"""What draws the windows of fused plans: KDP in one call, Diffuser step by step, or the libraries for many rows and for
+networks that there are no kernels for."""
 
 from __future__ import annotations
 
@@ -13,22 +14,27 @@ from kdp.backends.whole import WholePlan, WorthScore
 from kdp.networks import ResidualMLP
 
 FINISH = Tile(8, 128)
+WIDEST = 512  # a row that a norm is taken of: it must fit into the memory of one processor
 
 Generate = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Observation (N,d_s), noise, windows (N,K,L,D) to be written or their address -> what a scorer sees of them."""
 
 
+def is_plain(method: Any) -> bool:
+    """Whether a method is KDP or Diffuser, and told the state alone: neither goals nor wishes."""
+    one_call = isinstance(getattr(method, "noise", None), int)  # KDP's; others make something else of their noise
+    drawn = hasattr(method, "generator" if one_call else "denoiser")
+    return drawn and method.clamp.told == method.clamp.state_dim
+
+
 def network_of(method: Any) -> ResidualMLP | None:
-    """The network of a method that there are kernels for: a residual MLP that is told the state, and perhaps a time."""
-    if isinstance(getattr(method, "noise", None), int):  # KDP's; others make something else of their noise
-        network = getattr(method, "generator", None)
-        plain = isinstance(network, ResidualMLP) and network.from_condition[1].in_features == method.clamp.state_dim
-    else:
-        denoiser = getattr(method, "denoiser", None)
-        network = getattr(denoiser, "body", None)
-        plain = denoiser is not None and not len(denoiser.bands.frequencies)
-        plain = plain and method.clamp.told == method.clamp.state_dim
-    return network if plain and isinstance(network, ResidualMLP) else None  # neither bands, nor goals or wishes
+    """The network of such a method, if there are kernels for it: a residual MLP without bands, not too wide."""
+    one_call = isinstance(method.noise, int)
+    network: Any = method.generator if one_call else method.denoiser.body
+    if not isinstance(network, ResidualMLP):
+        return None
+    bands: Any = network.from_condition[0] if one_call else method.denoiser.bands
+    return None if len(bands.frequencies) or network.from_noise.out_features > WIDEST else network
 
 
 def noise_shape(whole: WholePlan, count: int, candidates: int) -> tuple[int, ...]:
@@ -41,7 +47,9 @@ def noise_shape(whole: WholePlan, count: int, candidates: int) -> tuple[int, ...
 
 
 def generator(whole: WholePlan) -> Generate:
-    """By kernels."""
+    """By kernels, where there are some for the network."""
+    if network_of(whole.method) is None:
+        return by_libraries(whole)
     return one_call(whole) if isinstance(whole.method.noise, int) else denoising(whole)
 
 

@@ -24,7 +24,7 @@ from kdp.drift import DriftConfig
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.provenance import commit
-from kdp.train import has_bf16
+from kdp.train import WEIGHT_DECAY, LoopConfig, has_bf16
 from kdp.value import ValueConfig
 
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
@@ -48,6 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "drift": DriftConfig(field="keyed"),
         "temperature": 1.0,
         "bounded": False,
+        "loop": LoopConfig(weight_decay=WEIGHT_DECAY),
     },
     "diffuser": {
         "method": "diffuser",
@@ -59,6 +60,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "value": PUBLISHED,
         "temperature": 1.0,
         "bounded": False,
+        "loop": LoopConfig(weight_decay=WEIGHT_DECAY),
     },
     "bc": {"method": "bc", "value": ValueConfig("none", favour=0.0)},
     "bc-favour": {"method": "bc", "value": ValueConfig("none")},

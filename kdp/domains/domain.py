@@ -59,6 +59,8 @@ class Domain:
     """Default of drift.lambda_a: less where the data's actions are mostly noise."""
     network: Sizes = Sizes()
     """Default of the network's sizes."""
+    weight_decay: float | None = None
+    """Default of loop.weight_decay: more where every window is its own only example. None: the loop's own."""
     relabel: bool = False
     """Default of --relabel: on where the data's actions are mostly noise."""
     temperature: float = 1.0

@@ -148,6 +148,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         horizon=4,
         key_temperature=0.05,
         network=NETWORK,
+        weight_decay=0.03,
         temperature=0.85,
         bounded=True,
         positives=1,  # of a hundred thousand windows the nearest is ten bandwidths away (docs/paper-to-code.md)
