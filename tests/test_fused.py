@@ -253,10 +253,16 @@ def test_where_a_launch_cannot_be_recorded_the_cuda_backend_plans(stub, monkeypa
 
 @pytest.fixture
 def in_full():
-    """Products on a GPU in full float32 from here on: `kdp.load` rounds them to TF32."""
-    before = torch.get_float32_matmul_precision()
-    yield lambda: torch.set_float32_matmul_precision("highest")
+    """Products on a GPU, and a U-Net's convolutions, in full float32 from here on: `kdp.load` rounds them to TF32."""
+    before, monkeypatch = torch.get_float32_matmul_precision(), pytest.MonkeyPatch()
+
+    def exactly():
+        torch.set_float32_matmul_precision("highest")
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+    yield exactly
     torch.set_float32_matmul_precision(before)
+    monkeypatch.undo()
 
 
 @needs_gpu
