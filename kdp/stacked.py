@@ -19,18 +19,8 @@ from kdp.checkpoint import load_tensors, save_json, save_tensors
 from kdp.config import RunConfig
 from kdp.domains import Domain, find_domain
 from kdp.errors import UserError
-from kdp.runs import (
-    CONFIG,
-    SCORER,
-    Parts,
-    assemble,
-    build_learner,
-    describe,
-    keep_within,
-    read_config,
-    save_inverse,
-    train_parts,
-)
+from kdp.parts import Parts, assemble, build_learner, keep_within
+from kdp.runs import CONFIG, SCORER, describe, read_config, save_inverse, train_parts
 from kdp.sampler import Batch
 from kdp.train import METRICS, MODEL, TRAINING, Outcome
 from kdp.value import Scored, method_of

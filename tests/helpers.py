@@ -19,7 +19,7 @@ from kdp.normalize import Normalizer
 from kdp.value import ValueConfig
 from kdp.windows import Episodes
 
-COMMAND = (sys.executable, "-c", "import kdp.cli, kdp.runs; kdp.runs.INVERSE_STEPS = 5; kdp.cli.main()")
+COMMAND = (sys.executable, "-c", "import kdp.cli, kdp.parts; kdp.parts.INVERSE_STEPS = 5; kdp.cli.main()")
 """`kdp`, as a process of its own in which the inverse model is fitted in a moment, as in `brief_inverse`."""
 
 
@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-c", "import kdp.cli, kdp.runs; kdp.runs.INVERSE_STE
 def brief_inverse() -> Iterator[None]:
     """Runs started in here fit their inverse model in a moment: it is not what is looked at."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kdp.runs.INVERSE_STEPS", 5)
+        patch.setattr("kdp.parts.INVERSE_STEPS", 5)
         yield
 
 

@@ -16,8 +16,9 @@ from kdp.domains import DOMAINS
 from kdp.inverse import InverseModel, fit_inverse, relabelled
 from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
+from kdp.parts import assemble
 from kdp.plan import Controller
-from kdp.runs import INVERSE, assemble, resume_run, start_run
+from kdp.runs import INVERSE, resume_run, start_run
 from kdp.windows import Episodes
 
 

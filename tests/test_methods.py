@@ -24,8 +24,9 @@ from kdp.methods import METHODS, diffuser
 from kdp.methods.diffuser import GRAPHS, Diffuser, DiffusionConfig, cosine_schedule, gradient, normal, transition
 from kdp.methods.kdp import spread
 from kdp.networks import NetworkConfig, ResidualMLP, TemporalUNet, UNetBackbone
+from kdp.parts import assemble
 from kdp.plan import Controller, Planner
-from kdp.runs import assemble, resume_run, start_run
+from kdp.runs import resume_run, start_run
 from kdp.sampler import Batch
 from kdp.score import Arrival
 from kdp.train import MODEL, TRAINING

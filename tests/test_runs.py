@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import numbered_episodes, walks
 
-import kdp.runs
+import kdp.parts
 from kdp.config import CPU_BATCH, GPU_BATCH, RunConfig
 from kdp.domains import DOMAINS, Domain
 from kdp.domains.maze2d import custom_maze
@@ -17,7 +17,8 @@ from kdp.drift import DriftConfig
 from kdp.errors import UserError
 from kdp.methods import METHODS
 from kdp.networks import NetworkConfig, Sizes
-from kdp.runs import assemble, start_run
+from kdp.parts import assemble
+from kdp.runs import start_run
 from kdp.sampler import FAR
 
 MAZE = replace(DOMAINS["maze2d-umaze"], episodes=lambda: walks([200]))
@@ -150,14 +151,14 @@ def test_a_horizon_that_does_not_fit_is_refused_before_anything_is_fitted(monkey
     def late(*_):
         raise AssertionError("fitted first")
 
-    monkeypatch.setattr(kdp.runs, "fit_inverse", late)
+    monkeypatch.setattr(kdp.parts, "fit_inverse", late)
     with pytest.raises(UserError, match="horizon must not be longer"):
         start_run(replace(SMALL, horizon=400), tmp_path / "run", domain=MAZE)
 
 
 def test_neighbours_come_from_all_the_data_where_that_is_less_work_than_table_after_table(monkeypatch):
-    monkeypatch.setattr("kdp.runs.CPU_TABLE", 50)
-    monkeypatch.setattr("kdp.runs.SMALL_TABLE", 10)
+    monkeypatch.setattr("kdp.parts.CPU_TABLE", 50)
+    monkeypatch.setattr("kdp.parts.SMALL_TABLE", 10)
     free = replace(DOMAINS["hopper-medium"], episodes=lambda: walks([60, 50]), horizon=4)
     config = replace(SMALL, dataset="hopper-medium", horizon=16, stride=8)
     sizes = {}

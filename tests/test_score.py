@@ -13,8 +13,9 @@ import kdp
 from kdp.config import RunConfig
 from kdp.domains import DOMAINS
 from kdp.networks import NetworkConfig
+from kdp.parts import CELLS
 from kdp.plan import Controller, Planner, Tracker
-from kdp.runs import CELLS, resume_run, start_run
+from kdp.runs import resume_run, start_run
 from kdp.score import BETWEEN, LARGEST, STRAY, Arrival, Support
 
 GOAL = torch.tensor([[3.0, 0.0]])

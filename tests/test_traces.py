@@ -14,7 +14,8 @@ from kdp.config import RunConfig
 from kdp.domains import Domain
 from kdp.errors import UserError
 from kdp.networks import NetworkConfig
-from kdp.runs import assemble, resume_run, start_run
+from kdp.parts import assemble
+from kdp.runs import resume_run, start_run
 from kdp.traces import fit_usual, traced
 from kdp.train import MODEL
 from kdp.value import ValueConfig

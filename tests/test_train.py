@@ -219,7 +219,7 @@ def test_steps_by_graph_are_those_launched_one_by_one(tmp_path, monkeypatch, met
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("method", METHODS)
 def test_networks_may_compute_in_half_the_bits(tmp_path, monkeypatch, recwarn, method, device):
-    monkeypatch.setattr("kdp.runs.has_bf16", lambda device: True)  # without instructions for it, slowly
+    monkeypatch.setattr("kdp.parts.has_bf16", lambda device: True)  # without instructions for it, slowly
     for bf16 in (False, True):
         loop = replace(SMALL.loop, bf16=bf16)
         start_run(replace(SMALL, method=method, loop=loop), tmp_path / str(bf16), device=device)

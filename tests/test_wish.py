@@ -16,7 +16,8 @@ from kdp.errors import UserError
 from kdp.keys import Condition, ReturnKey, state_key
 from kdp.methods import METHODS
 from kdp.networks import NetworkConfig
-from kdp.runs import build_method, load, start_run
+from kdp.parts import build_method
+from kdp.runs import load, start_run
 from kdp.train import LoopConfig
 from kdp.value import ValueConfig
 from kdp.windows import Episodes

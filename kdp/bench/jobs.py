@@ -26,8 +26,9 @@ from kdp.domains import DOMAINS, Domain
 from kdp.drift import DriftConfig
 from kdp.errors import UserError
 from kdp.judge import draw_episodes
+from kdp.parts import assemble
 from kdp.provenance import commit
-from kdp.runs import CONFIG, assemble, load, read_config, resume_run, spent, start_run
+from kdp.runs import CONFIG, load, read_config, resume_run, spent, start_run
 from kdp.stacked import train_stack
 from kdp.train import Outcome
 from kdp.windows import Episodes

@@ -26,9 +26,10 @@ from kdp.keys import Condition
 from kdp.methods.diffuser import Diffuser, DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.normalize import Normalizer
+from kdp.parts import build_learner
 from kdp.plan import Planner
 from kdp.provenance import commit, device_name, versions
-from kdp.runs import CONFIG, build_learner, load, read_config
+from kdp.runs import CONFIG, load, read_config
 from kdp.train import MODEL
 from kdp.value import ValueConfig, method_of
 

@@ -20,7 +20,7 @@ from kdp.bench.results import Row, Rows, append, row
 from kdp.config import RunConfig
 from kdp.domains import DOMAINS, Domain
 from kdp.inverse import InverseModel
-from kdp.runs import Parts, assemble
+from kdp.parts import Parts, assemble
 from kdp.train import GRAPH_AFTER, Update, has_bf16, move_average
 from kdp.value import method_of
 from kdp.windows import Episodes
