@@ -171,6 +171,7 @@ def ablations_command(
     steps: int | None = None,
     quick: bool = False,
     timed: bool = True,
+    fast: bool = False,
     device: Device = "cpu",
     runs: Path = Path("runs/bench-ablations"),
     results: Path = Path("results/ablations.jsonl"),
@@ -190,6 +191,7 @@ def ablations_command(
         steps: Training steps; the domain's own unless given.
         quick: A few steps and episodes of everything, to see that it runs.
         timed: Take the time of a decision, too: not where something else runs on the machine.
+        fast: Train by torch.compile and, on a CPU that has it, in bfloat16.
         device: cpu, or cuda where there is one.
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
@@ -204,7 +206,7 @@ def ablations_command(
     bases = _names("field", fields, BASES)
     console = Console(stderr=True)
     named = _names("task", tasks, [*TASKS, *(domain.name for domain in LOCOMOTION)])
-    bench_ablations(named, bases, chosen, seeds, jobs, steps, quick, timed, device, runs, results, console)
+    bench_ablations(named, bases, chosen, seeds, jobs, steps, quick, timed, fast, device, runs, results, console)
 
 
 @bench.command(name="candidates")

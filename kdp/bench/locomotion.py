@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from kdp.bench.evaluate import measures, roll, seeds_of
-from kdp.bench.jobs import Judging, Protocol, Training, judge_all, said, side_by_side, train_all
+from kdp.bench.jobs import Judging, Protocol, Training, hastened, judge_all, said, side_by_side, train_all
 from kdp.bench.peer_settings import PEERS
 from kdp.bench.peers import is_begun, is_trained, load_peer, peer_about, train_peers
 from kdp.bench.results import append, holds, read, row
@@ -24,7 +24,7 @@ from kdp.drift import DriftConfig
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.provenance import commit
-from kdp.train import WEIGHT_DECAY, LoopConfig, has_bf16
+from kdp.train import WEIGHT_DECAY, LoopConfig
 from kdp.value import ValueConfig
 
 TASKS = tuple(f"{body}-{kind}" for kind in ("medium", "medium-expert") for body in BODIES)
@@ -111,8 +111,7 @@ def locomotion_runs(
     quick: bool,
     device: str,
     runs: Path,
-    fuse: bool = False,
-    bf16: bool = False,
+    fast: bool = False,
 ) -> list[tuple[str, Training]]:
     """Variants and their runs, in the order given; peers are not among them."""
     studied = []
@@ -121,7 +120,7 @@ def locomotion_runs(
         if device == "cuda" and config.method != "kdp":
             config = replace(config, batch=BATCH)
         unet = config.method == "diffuser" and config.network.kind is None
-        config = replace(config, loop=replace(config.loop, fuse=fuse and not unet, bf16=bf16 and not unet))
+        config = hastened(config, device) if fast and not unet else config
         if quick:
             config = replace(config, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
         name = f"{task}-{variant}-{seed}{'-quick' if quick else ''}"
@@ -170,8 +169,7 @@ def bench_locomotion(
 ) -> None:
     """Runs are kept in `runs`: a study that was stopped goes on where it stopped, and does nothing twice."""
     fuse = stack and not quick and device == "cuda"  # what a stack of small networks waits for is the launching
-    fast, rounded = fast and not quick, device == "cpu" and has_bf16(device)
-    studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs, fuse or fast, fast and rounded)
+    studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs, fuse or fast and not quick)
     trainings = [training for _, training in studied]
     judgings = judgings_of(studied, followed, quick)
     opponents = [
