@@ -697,17 +697,6 @@ def test_diffuser_learns_from_the_windows_that_ours_does_and_what_is_published_f
     assert decay["kdp"] == decay["diffuser"] > decay["kdp-published"] == decay["diffuser-published"] == 1e-4
 
 
-@pytest.mark.parametrize("able", [False, True])
-def test_a_fast_study_compiles_all_but_unets_and_rounds_where_the_cpu_can(monkeypatch, able):
-    monkeypatch.setattr("kdp.bench.jobs.has_bf16", lambda device: able)
-    for device, rounded in (("cpu", able), ("cuda", False)):
-        studied = locomotion_runs(["hopper-medium"], list(VARIANTS), 1, None, False, device, Path("runs"), fast=True)
-        loops = {name: run.config.loop for name, run in studied}
-        unet = loops.pop("diffuser-published")
-        assert not unet.fuse and not unet.bf16
-        assert all(loop.fuse and loop.bf16 == rounded for loop in loops.values())
-
-
 def test_diffuser_is_ranked_by_its_own_scorer_and_by_that_of_kdp_with_the_same_seed():
     studied = locomotion_runs(["hopper-medium"], ["kdp", "diffuser"], 2, None, False, "cpu", Path("runs"))
     every = judgings_of(studied, list(FOLLOWED), False)

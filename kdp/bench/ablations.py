@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kdp.bench.jobs import EPISODES, Judging, Protocol, Training, hastened, judge_all, train_all
+from kdp.bench.jobs import EPISODES, Judging, Protocol, Training, judge_all, train_all
 from kdp.bench.locomotion import RANKED, UNRANKED
 from kdp.bench.locomotion import VARIANTS as VALUE_VARIANTS
 from kdp.bench.maze2d import quick_config
@@ -83,7 +83,6 @@ def bench_ablations(
     steps: int | None,
     quick: bool,
     timed: bool,
-    fast: bool,
     device: str,
     runs: Path,
     results: Path,
@@ -99,9 +98,7 @@ def bench_ablations(
         if not is_maze(task):
             plain = replace(plain, value=VALUED)
         name = f"{task}-{base}-{variant}-{seed}{'-quick' if quick else ''}".replace(" ", "-").replace("'", "")
-        config = varied(plain, base, variant)
-        config = hastened(config, device) if fast and not quick else config
-        training = Training(config, runs / name, device, split=True)
+        training = Training(varied(plain, base, variant), runs / name, device, split=True)
         labels, episodes = {"base": base, "variant": variant}, 2 if quick else EPISODES if is_maze(task) else 20
         protocols = MAZE_PROTOCOLS if is_maze(task) else LOCOMOTION_PROTOCOLS
         protocols = [protocol.quick() if quick else protocol for protocol in protocols]

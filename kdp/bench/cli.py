@@ -116,7 +116,6 @@ def locomotion_command(
     quick: bool = False,
     timed: bool = True,
     stack: bool = False,
-    fast: bool = False,
     device: Device = "cpu",
     runs: Path = Path("runs/bench-locomotion"),
     results: Path = Path("results/locomotion.jsonl"),
@@ -141,7 +140,6 @@ def locomotion_command(
         timed: Take the time of a decision, too: not where something else runs on the machine.
         stack: Train the seeds of a variant or peer together, each step one call for all of them; for a GPU. The rows
             say so: their minutes are those of all.
-        fast: Train by torch.compile and, on a CPU that has it, in bfloat16: every variant but U-Nets and peers.
         device: cpu, or cuda where there is one.
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
@@ -157,7 +155,7 @@ def locomotion_command(
     ways = _names("way to follow plans", followed, FOLLOWED)
     collect_missing(names, policies)
     console = Console(stderr=True)
-    given = (seeds, jobs, steps, peer_steps, quick, timed, stack, fast, device, runs, results, console)
+    given = (seeds, jobs, steps, peer_steps, quick, timed, stack, device, runs, results, console)
     bench_locomotion(names, chosen, ways, *given)
 
 
@@ -171,7 +169,6 @@ def ablations_command(
     steps: int | None = None,
     quick: bool = False,
     timed: bool = True,
-    fast: bool = False,
     device: Device = "cpu",
     runs: Path = Path("runs/bench-ablations"),
     results: Path = Path("results/ablations.jsonl"),
@@ -191,7 +188,6 @@ def ablations_command(
         steps: Training steps; the domain's own unless given.
         quick: A few steps and episodes of everything, to see that it runs.
         timed: Take the time of a decision, too: not where something else runs on the machine.
-        fast: Train by torch.compile and, on a CPU that has it, in bfloat16.
         device: cpu, or cuda where there is one.
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
@@ -206,7 +202,7 @@ def ablations_command(
     bases = _names("field", fields, BASES)
     console = Console(stderr=True)
     named = _names("task", tasks, [*TASKS, *(domain.name for domain in LOCOMOTION)])
-    bench_ablations(named, bases, chosen, seeds, jobs, steps, quick, timed, fast, device, runs, results, console)
+    bench_ablations(named, bases, chosen, seeds, jobs, steps, quick, timed, device, runs, results, console)
 
 
 @bench.command(name="candidates")

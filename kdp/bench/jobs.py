@@ -30,7 +30,7 @@ from kdp.parts import assemble
 from kdp.provenance import commit
 from kdp.runs import CONFIG, load, read_config, resume_run, spent, start_run
 from kdp.stacked import train_stack
-from kdp.train import Outcome, has_bf16
+from kdp.train import Outcome
 from kdp.windows import Episodes
 
 GRACE = 20.0  # seconds that an interrupted process has to leave its checkpoint
@@ -87,12 +87,6 @@ class Judging:
     picture: Path | None = None
     scorer: Path | None = None
     """The run whose scorer ranks the candidates, and whose blend is followed; None: its own."""
-
-
-def hastened(config: RunConfig, device: str) -> RunConfig:
-    """The same run, trained by torch.compile and, on a CPU that has it, in bfloat16."""
-    rounded = torch.device(device).type == "cpu" and has_bf16(device)
-    return replace(config, loop=replace(config.loop, fuse=True, bf16=rounded))
 
 
 def train_all(trainings: list[Training], jobs: int, console: Console, stack: bool = False) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from kdp.bench.evaluate import measures, roll, seeds_of
-from kdp.bench.jobs import Judging, Protocol, Training, hastened, judge_all, said, side_by_side, train_all
+from kdp.bench.jobs import Judging, Protocol, Training, judge_all, said, side_by_side, train_all
 from kdp.bench.peer_settings import PEERS
 from kdp.bench.peers import is_begun, is_trained, load_peer, peer_about, train_peers
 from kdp.bench.results import append, holds, read, row
@@ -111,7 +111,7 @@ def locomotion_runs(
     quick: bool,
     device: str,
     runs: Path,
-    fast: bool = False,
+    fuse: bool = False,
 ) -> list[tuple[str, Training]]:
     """Variants and their runs, in the order given; peers are not among them."""
     studied = []
@@ -120,7 +120,7 @@ def locomotion_runs(
         if device == "cuda" and config.method != "kdp":
             config = replace(config, batch=BATCH)
         unet = config.method == "diffuser" and config.network.kind is None
-        config = hastened(config, device) if fast and not unet else config
+        config = replace(config, loop=replace(config.loop, fuse=fuse and not unet))
         if quick:
             config = replace(config, steps=5, batch=16, diffusion=DiffusionConfig(steps=2))
         name = f"{task}-{variant}-{seed}{'-quick' if quick else ''}"
@@ -161,7 +161,6 @@ def bench_locomotion(
     quick: bool,
     timed: bool,
     stack: bool,
-    fast: bool,
     device: str,
     runs: Path,
     results: Path,
@@ -169,7 +168,7 @@ def bench_locomotion(
 ) -> None:
     """Runs are kept in `runs`: a study that was stopped goes on where it stopped, and does nothing twice."""
     fuse = stack and not quick and device == "cuda"  # what a stack of small networks waits for is the launching
-    studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs, fuse or fast and not quick)
+    studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs, fuse)
     trainings = [training for _, training in studied]
     judgings = judgings_of(studied, followed, quick)
     opponents = [
