@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from kdp.backends import Format
-from kdp.bench.cli import Device, bench, check_device, latency_command, table_command
+from kdp.bench.arguments import Device, check_device
+from kdp.bench.cli import bench, table_command
+from kdp.bench.latency_cli import latency_command
 from kdp.config import RunConfig
 from kdp.datasets.minari_sets import data_folder, dataset_id
 from kdp.domains import DOMAINS, find_domain

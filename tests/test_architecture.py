@@ -44,7 +44,8 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.datasets": {"kdp.windows"},
     "kdp.domains": {"kdp.windows", "kdp.keys", "kdp.networks", "kdp.score", "kdp.plan", "kdp.datasets"},
 }
-IMPORTED_BY = {"kdp.cli": {"kdp.__main__"}, "kdp.bench.cli": {"kdp.cli"}}  # the command: nothing else needs it
+COMMAND = {"kdp.bench.cli", "kdp.bench.latency_cli", "kdp.bench.arguments"}  # nothing else needs it
+IMPORTED_BY = {"kdp.cli": {"kdp.__main__"}} | dict.fromkeys(COMMAND, {"kdp.cli", *COMMAND})
 HEAVY = (
     *("gymnasium", "gymnasium_robotics", "mujoco", "minari", "faiss", "h5py", "matplotlib", "tensorboard", "tyro"),
     *("d3rlpy", "gym", "onnx", "onnxruntime", "openvino"),
@@ -91,7 +92,7 @@ def test_import_kdp_is_light():
 
 def test_the_command_starts_without_the_studies():
     brought = brought_by("kdp.cli")
-    assert {name for name in brought if name.startswith("kdp.bench.")} == {"kdp.bench.cli"}
+    assert {name for name in brought if name.startswith("kdp.bench.")} == COMMAND
     assert not brought & (set(HEAVY) - {"tyro"} | {"kdp.judge", "kdp.demo", "kdp.pictures"})
 
 

@@ -20,6 +20,7 @@ from kdp.bench.jobs import Training, is_finished, side_by_side, train_until
 from kdp.bench.maze2d import quick_config
 from kdp.bench.results import COLUMNS, append, holds, latest, read, row
 from kdp.bench.samples import diversity, energy_score, on_the_way, touches_wall, wall_share
+from kdp.bench.speed_pages import training_page
 from kdp.bench.tables import (
     BEGIN,
     END,
@@ -29,7 +30,6 @@ from kdp.bench.tables import (
     minutes_to_90,
     scaling_lines,
     scaling_page,
-    training_page,
     write_tables,
 )
 from kdp.bench.training import STAGES, points, sized

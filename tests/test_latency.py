@@ -26,8 +26,9 @@ from kdp.bench.latency import (
     warm_up,
 )
 from kdp.bench.results import COLUMNS, read
+from kdp.bench.speed_pages import latency_page
 from kdp.bench.subjects import Subject, fresh_subjects, one_by_one, open_planner, run_subjects, write_fresh_run
-from kdp.bench.tables import latency_page, write_tables
+from kdp.bench.tables import write_tables
 from kdp.checkpoint import load_json, save_json
 from kdp.config import RunConfig
 from kdp.domains import DOMAINS

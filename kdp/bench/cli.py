@@ -1,20 +1,16 @@
-"""`kdp bench`, `kdp latency` and `kdp table`: each subcommand calls one function. A study is imported when it is asked
-for."""
+"""`kdp bench` and `kdp table`: each subcommand calls one function. A study is imported when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
 
-from kdp.errors import UserError, did_you_mean
+from kdp.bench.arguments import Device, check_study, counts_of, names_of
+from kdp.errors import UserError
 
 bench = tyro.extras.SubcommandApp()
-
-Device = Annotated[str, tyro.conf.arg(help="cpu, or cuda where there is one.")]
 
 
 @bench.command(name="fields")
@@ -44,9 +40,9 @@ def fields_command(
     """
     from kdp.bench.fields import TASKS, VARIANTS, study
 
-    _check_study(seeds, jobs, device)
-    chosen = _names("variant", ",".join(VARIANTS) if variants == "all" else variants, VARIANTS)
-    study(quick, device, seeds, _names("task", tasks, TASKS), chosen, jobs, runs, results, Console())
+    check_study(seeds, jobs, device)
+    chosen = names_of("variant", ",".join(VARIANTS) if variants == "all" else variants, VARIANTS)
+    study(quick, device, seeds, names_of("task", tasks, TASKS), chosen, jobs, runs, results, Console())
 
 
 @bench.command(name="maze2d")
@@ -85,11 +81,11 @@ def maze2d_command(
     """
     from kdp.bench.maze2d import EXECUTORS, PROTOCOLS, TASKS, bench_maze2d
 
-    _check_study(seeds, jobs, device)
+    check_study(seeds, jobs, device)
     bench_maze2d(
-        _names("task", tasks, TASKS),
-        _names("method", methods, PROTOCOLS),
-        _names("executor", executors, EXECUTORS),
+        names_of("task", tasks, TASKS),
+        names_of("method", methods, PROTOCOLS),
+        names_of("executor", executors, EXECUTORS),
         seeds,
         jobs,
         minutes,
@@ -148,11 +144,11 @@ def locomotion_command(
     from kdp.bench.peer_settings import PEERS
     from kdp.domains.locomotion import LOCOMOTION
 
-    _check_study(seeds, jobs, device)
-    names = _names("task", ",".join(TASKS) if tasks == "all" else tasks, [domain.name for domain in LOCOMOTION])
+    check_study(seeds, jobs, device)
+    names = names_of("task", ",".join(TASKS) if tasks == "all" else tasks, [domain.name for domain in LOCOMOTION])
     known = [*VARIANTS, *PEERS]
-    chosen = known if variants == "all" else _names("variant", variants, known)
-    ways = _names("way to follow plans", followed, FOLLOWED)
+    chosen = known if variants == "all" else names_of("variant", variants, known)
+    ways = names_of("way to follow plans", followed, FOLLOWED)
     collect_missing(names, policies)
     console = Console(stderr=True)
     given = (seeds, jobs, steps, peer_steps, quick, timed, stack, device, runs, results, console)
@@ -196,12 +192,12 @@ def ablations_command(
     from kdp.bench.maze2d import TASKS
     from kdp.domains.locomotion import LOCOMOTION
 
-    _check_study(seeds, jobs, device)
+    check_study(seeds, jobs, device)
     known = [*VARIANTS, *OURS, *VALUE]
-    chosen = _names("variant", ",".join(known) if variants == "all" else variants, known)
-    bases = _names("field", fields, BASES)
+    chosen = names_of("variant", ",".join(known) if variants == "all" else variants, known)
+    bases = names_of("field", fields, BASES)
     console = Console(stderr=True)
-    named = _names("task", tasks, [*TASKS, *(domain.name for domain in LOCOMOTION)])
+    named = names_of("task", tasks, [*TASKS, *(domain.name for domain in LOCOMOTION)])
     bench_ablations(named, bases, chosen, seeds, jobs, steps, quick, timed, device, runs, results, console)
 
 
@@ -240,10 +236,10 @@ def candidates_command(
     from kdp.bench.maze2d import PROTOCOLS, TASKS, maze_runs
     from kdp.bench.scaling import bench_candidates, given_runs
 
-    _check_study(seeds, jobs, device)
-    mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
+    check_study(seeds, jobs, device)
+    mazes, named = names_of("task", tasks, TASKS), names_of("method", methods, PROTOCOLS)
     trainings = given_runs(list(run), device) or maze_runs(mazes, named, seeds, minutes, quick, device, runs)
-    bench_candidates(trainings, _counts("values", values), quick, jobs, results, Console(stderr=True))
+    bench_candidates(trainings, counts_of("values", values), quick, jobs, results, Console(stderr=True))
 
 
 @bench.command(name="horizon")
@@ -278,9 +274,9 @@ def horizon_command(
     from kdp.bench.maze2d import PROTOCOLS, TASKS
     from kdp.bench.scaling import bench_horizon
 
-    _check_study(seeds, jobs, device)
-    mazes, named = _names("task", tasks, TASKS), _names("method", methods, PROTOCOLS)
-    horizons = _counts("values", values)
+    check_study(seeds, jobs, device)
+    mazes, named = names_of("task", tasks, TASKS), names_of("method", methods, PROTOCOLS)
+    horizons = counts_of("values", values)
     bench_horizon(mazes, named, horizons, seeds, minutes, quick, jobs, device, runs, results, Console(stderr=True))
 
 
@@ -319,11 +315,11 @@ def curves_command(
     from kdp.bench.maze2d import PROTOCOLS, TASKS
     from kdp.domains.locomotion import LOCOMOTION
 
-    _check_study(seeds, jobs, device)
+    check_study(seeds, jobs, device)
     if points < 2:
         raise UserError(f"points must be 2 or more, the last one the end of the training; got {points}.")
-    asked = _names("task", tasks, [*TASKS, *(domain.name for domain in LOCOMOTION)])
-    named = _names("method", methods, PROTOCOLS if set(asked) <= set(TASKS) else {**PROTOCOLS, **VARIANTS})
+    asked = names_of("task", tasks, [*TASKS, *(domain.name for domain in LOCOMOTION)])
+    named = names_of("method", methods, PROTOCOLS if set(asked) <= set(TASKS) else {**PROTOCOLS, **VARIANTS})
     bench_curves(asked, named, seeds, steps, points, quick, jobs, device, runs, results, Console(stderr=True))
 
 
@@ -351,94 +347,11 @@ def training_command(
     from kdp.bench.training import AXES, bench_training
     from kdp.domains import DOMAINS
 
-    _check_study(1, 1, device)
+    check_study(1, 1, device)
     if not seconds > 0:
         raise UserError(f"seconds must be more than zero; got {seconds}.")
-    chosen, named = _names("size", axes, AXES), _names("task", tasks, DOMAINS)
+    chosen, named = names_of("size", axes, AXES), names_of("task", tasks, DOMAINS)
     bench_training(named, chosen, seconds, quick, device, results, Console(stderr=True))
-
-
-def latency_command(
-    run: tyro.conf.Positional[tuple[Path, ...]] = (),
-    fresh: bool = False,
-    horizon: int = 32,
-    observation_dim: int = 17,
-    action_dim: int = 6,
-    scorer: Literal["critic", "return", "none"] = "critic",
-    methods: str = "kdp,diffuser,bc",
-    candidates: str = "1,16,64,256,1024",
-    backend: str | None = None,
-    device: Device = "cpu",
-    threads: int | None = None,
-    seconds: float = 60.0,
-    samples: int = 300,
-    limit: float = 5.0,
-    seed: int = 0,
-    out: Path | None = None,
-    plot: Path | None = None,
-) -> int:
-    """Measure how long a decision takes, by planner and by K, the number of candidates.
-
-    Planners take turns in one process, so that their ratios hold on a noisy machine. Diffuser is measured as published
-    and with every acceleration that KDP has.
-
-    Examples: kdp latency runs/maze2d-umaze --candidates 1,16,64
-    / kdp latency --fresh --horizon 32 --threads 2 --out results/latency.jsonl --plot latency.png
-
-    Args:
-        run: Run folders of domains that have an environment.
-        fresh: Measure untrained networks of the usual sizes instead: KDP, Diffuser and regression.
-        horizon: Steps in a plan, with --fresh.
-        observation_dim: Numbers in an observation, with --fresh.
-        action_dim: Numbers in an action, with --fresh.
-        scorer: What ranks the plans of --fresh: critic and return are kdp/value.py's, untrained.
-        methods: Those of --fresh, separated by commas.
-        candidates: The numbers of candidates, separated by commas. With 1, --fresh ranks nothing.
-        backend: How networks are run, as of `kdp.load`; the planner's own choice unless given.
-        device: cpu, or cuda where there is one.
-        threads: Threads of the CPU; as many as there are cores unless given.
-        seconds: For how long to measure, warm-up apart; slow planners are measured less often.
-        samples: Decisions that are enough, where there is time for them.
-        limit: A planner whose call takes more seconds than this is left out.
-        seed: Seed of the order in which planners take turns.
-        out: File to append rows to, as in results/.
-        plot: Picture of latency against K, a .png file.
-    """
-    import tempfile
-
-    import torch
-
-    from kdp.bench.latency import latency
-    from kdp.bench.subjects import fresh_subjects, run_subjects
-    from kdp.methods import METHODS
-
-    if bool(run) == fresh:
-        raise UserError(
-            f"name the runs to measure, or give --fresh for untrained networks: one of the two; got {len(run)} runs"
-            f"{' and --fresh' if fresh else ''}."
-        )
-    counts, named = _counts("candidates", candidates), _names("method", methods, METHODS)
-    sizes = {"horizon": horizon, "observation-dim": observation_dim, "action-dim": action_dim, "samples": samples}
-    for name, value in (sizes | {"threads": 1 if threads is None else threads}).items():
-        if value < 1:
-            raise UserError(f"{name} must be 1 or more; got {value}.")
-    if not (seconds > 0 and limit > 0):
-        raise UserError(f"seconds and limit must be more than zero; got {seconds=} {limit=}.")
-    if seed < 0:
-        raise UserError(f"seed must be 0 or more; got {seed}.")
-    if plot is not None and plot.suffix != ".png":
-        raise UserError(f"plot must be a .png file; got {plot}.")
-    check_device(device)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if fresh:
-            subjects = fresh_subjects(folder, named, horizon, observation_dim, action_dim, scorer, device, backend)
-        else:
-            subjects = run_subjects(folder, list(run), device, backend)
-        finished = latency(subjects, counts, seconds, samples, limit, seed, device, out, plot)
-    return 0 if finished else 130
 
 
 def table_command(
@@ -457,43 +370,3 @@ def table_command(
 
     for page in write_tables(results, docs, readme):
         Console().print(f"wrote {page}")
-
-
-def check_device(device: str) -> None:
-    """Refuses a device that is none of ours or is not here."""
-    import torch
-
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise UserError(f"device must be cpu or cuda; got {device!r}.") from None
-    if kind not in ("cpu", "cuda"):
-        raise UserError(f"device must be cpu or cuda; got {device!r}.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError("device cuda was asked for, and there is none here. Use --device cpu.")
-
-
-def _names(kind: str, text: str, known: Iterable[str]) -> list[str]:
-    """Names separated by commas, each one of a study's own, each once."""
-    names = list(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in known:
-            raise UserError(f"{name!r} is not a {kind} of this study. {did_you_mean(name, known)}")
-    return names
-
-
-def _counts(name: str, text: str) -> list[int]:
-    """Whole numbers of 1 or more, separated by commas, each once."""
-    try:
-        counts = list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        counts = [0]
-    if min(counts) < 1:
-        raise UserError(f"{name} must be whole numbers of 1 or more, separated by commas; got {text!r}.")
-    return counts
-
-
-def _check_study(seeds: int, jobs: int, device: str) -> None:
-    if seeds < 1 or jobs < 1:
-        raise UserError(f"seeds and jobs must be 1 or more; got {seeds=} {jobs=}.")
-    check_device(device)
