@@ -79,9 +79,11 @@ class Helpers:
 
     def __init__(self, count: int, function: Callable[..., Any]):
         self.asked: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(count):
-            threading.Thread(target=_help, args=(self.asked, function), name="plan", daemon=True).start()
-            weakref.finalize(self, self.asked.put, None)
+        told = {"target": _help, "args": (self.asked, function), "name": "plan", "daemon": True}
+        threads = [threading.Thread(**told) for _ in range(count)]  # type: ignore[arg-type]
+        for thread in threads:
+            thread.start()
+        weakref.finalize(self, _dismiss, self.asked, threads)
 
     def ask(self, *told: Any) -> Callable[[], Any]:
         """-> what waits for the answer, and gives it or raises what was raised."""
@@ -95,6 +97,15 @@ class Helpers:
             return made
 
         return wait
+
+
+def _dismiss(asked: SimpleQueue[Any], threads: list[threading.Thread]) -> None:
+    """Waits until they have ended: a thread that wakes while Python ends takes the whole process down."""
+    for _ in threads:
+        asked.put(None)
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()
 
 
 def _help(asked: SimpleQueue[Any], function: Callable[..., Any]) -> None:

@@ -55,7 +55,8 @@ def write_tables(results: Path, docs: Path, readme: Path) -> list[Path]:
         written.append(draw_scaling(docs / "scaling.png", scaling_lines(found["scaling"])))
     if found["latency"]:
         panels = {title: latency_lines(rows) for title, rows in latencies(found["latency"]).items()}
-        written.append(draw_latency(docs / "latency.png", panels))
+        compared = {title: lines for title, lines in panels.items() if len(lines) > 1}  # a line alone says little
+        written.append(draw_latency(docs / "latency.png", compared or panels))
     summaries = {"maze2d": lambda rows: maze2d_summary(rows, curves), "locomotion": locomotion_summary}
     for suite, summary in summaries.items():
         if found[suite] and readme.exists() and BEGIN.format(suite) in readme.read_text():
