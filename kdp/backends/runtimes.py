@@ -79,8 +79,8 @@ class Helpers:
 
     def __init__(self, count: int, function: Callable[..., Any]):
         self.asked: SimpleQueue[Any] = SimpleQueue()
-        told = {"target": _help, "args": (self.asked, function), "name": "plan", "daemon": True}
-        threads = [threading.Thread(**told) for _ in range(count)]  # type: ignore[arg-type]
+        work = (self.asked, function)
+        threads = [threading.Thread(target=_help, args=work, name="plan", daemon=True) for _ in range(count)]
         for thread in threads:
             thread.start()
         weakref.finalize(self, _dismiss, self.asked, threads)
