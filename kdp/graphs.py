@@ -48,3 +48,19 @@ class Recorded:
     def synchronize(self) -> None:
         """Waits for what was launched last."""
         torch.cuda.current_stream(self.device).synchronize()
+
+
+class Pace:
+    """Keeps a loop from launching far ahead of a GPU: called after every step, it waits for those of a while ago, and
+    sleeps meanwhile. A loop that fills the GPU's queue waits too, but awake, and takes a core from what runs beside."""
+
+    def __init__(self, device: str | torch.device, every: int = 32):
+        on_gpu = torch.device(device).type == "cuda"
+        self.passed = torch.cuda.Event(blocking=True) if on_gpu else None
+        self.every, self.steps = every, 0
+
+    def __call__(self) -> None:
+        self.steps += 1
+        if self.passed is not None and self.steps % self.every == 0:
+            self.passed.synchronize()  # at once, the first time
+            self.passed.record()

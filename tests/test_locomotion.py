@@ -16,7 +16,7 @@ import pytest
 from helpers import write_hdf5
 
 import kdp
-from kdp.bench import locomotion
+from kdp.bench import locomotion, opponents, peers
 from kdp.bench.evaluate import evaluate, roll
 from kdp.bench.locomotion import BEST, FOLLOWED, MEAN, RANKED, UNRANKED, VARIANTS, judgings_of, locomotion_runs
 from kdp.bench.locomotion_page import locomotion_summary
@@ -759,20 +759,20 @@ def test_seeds_of_a_peer_may_be_trained_together(kdp_command, few_steps, tmp_pat
 def test_a_study_that_is_cut_off_keeps_the_rows_of_finished_peers(kdp_command, few_steps, tmp_path, monkeypatch, stack):
     pytest.importorskip("d3rlpy", reason="the extra `peers` is not installed")
     trained, judged = [], []
-    really_train, really_judge = locomotion.train_peers, locomotion.judge_opponent
+    really_train, really_judge = opponents.train_peers, opponents.judge_stage
 
     def train(name, *words, seeds, **options):
         trained.append((name, seeds))
         really_train(name, *words, seeds=seeds, **options)
 
-    def judge(opponent):
-        judged.append((opponent.name, opponent.seed))
+    def judge(stage):
+        judged.append((stage.opponent.name, stage.opponent.seed))
         if judged == [("iql", 0), ("iql", 1), ("td3+bc", 0)]:
             raise KeyboardInterrupt
-        return really_judge(opponent)
+        return really_judge(stage)
 
-    monkeypatch.setattr(locomotion, "train_peers", train)
-    monkeypatch.setattr(locomotion, "judge_opponent", judge)
+    monkeypatch.setattr(opponents, "train_peers", train)
+    monkeypatch.setattr(opponents, "judge_stage", judge)
     words = ("bench", "locomotion", "--quick", "--tasks", "hopper-medium", "--variants", "iql,td3+bc", "--seeds", 2)
     words += ("--policies", few_steps, *(["--stack"] if stack else []))
     assert kdp_command(*words)[0] == 130
@@ -790,10 +790,41 @@ def test_a_study_that_is_cut_off_keeps_the_rows_of_finished_peers(kdp_command, f
     assert {r["stacked"] for r in more} == {2 if stack else None}
 
 
+def test_peers_are_judged_on_the_way_where_that_is_what_a_shorter_training_ends_with(
+    kdp_command, few_steps, tmp_path, monkeypatch
+):
+    pytest.importorskip("d3rlpy", reason="the extra `peers` is not installed")
+    monkeypatch.setattr(peers, "CHUNK", 2)
+    monkeypatch.setattr(opponents, "roll", lambda actor, domain, seeds: roll(actor, domain, seeds[:2]))
+    words = ("bench", "locomotion", "--tasks", "hopper-medium", "--variants", "iql,td3+bc", "--seeds", 2, "--stack")
+    words += ("--policies", few_steps)
+    assert kdp_command(*words, "--peer-steps", "6,2,4")[0] == 0
+    rows = read(tmp_path / "results/locomotion.jsonl")
+    told = [(r["method"], r["train_steps"], r["seed"]) for r in rows]
+    wanted = [("iql", 6), *(("td3+bc", steps) for steps in (2, 4, 6))]  # iql's rate falls over the whole training
+    assert told == [(name, steps, seed) for name, steps in wanted for seed in (0, 1)]
+    assert len({r["return_mean"] for r in rows}) == len(rows)
+    shown = [line.split("|")[1].strip() for line in locomotion_summary(rows).splitlines() if line.startswith("| ")]
+    assert shown == ["", "iql, 6", "td3+bc, 2", "td3+bc, 4", "td3+bc, 6"] * 2
+
+    shorter = ("--peer-steps", 4, "--runs", tmp_path / "shorter", "--results", tmp_path / "shorter.jsonl")
+    assert kdp_command(*words, *shorter)[0] == 0
+    same = [r["return_mean"] for r in read(tmp_path / "shorter.jsonl") if r["method"] == "td3+bc"]
+    there = [r["return_mean"] for r in rows if (r["method"], r["train_steps"]) == ("td3+bc", 4)]
+    assert same == there
+
+    lost = rows[2:4] + rows[6:]  # a study that was cut off goes on: what is missing is judged, and nothing trained
+    (tmp_path / "results/locomotion.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows if r not in lost))
+    monkeypatch.setattr(opponents, "train_peers", None)
+    assert kdp_command(*words, "--peer-steps", "2,4,6")[0] == 0
+    again = read(tmp_path / "results/locomotion.jsonl")
+    assert [r["return_mean"] for r in again[-4:]] == [r["return_mean"] for r in lost]
+
+
 def test_a_peer_that_was_begun_alone_is_finished_alone(kdp_command, few_steps, tmp_path, monkeypatch):
     pytest.importorskip("d3rlpy", reason="the extra `peers` is not installed")
     asked = []
-    monkeypatch.setattr(locomotion, "measure_opponents", lambda some, fuse: asked.append((fuse, *some)) or [])
+    monkeypatch.setattr(locomotion, "measure_opponents", lambda some, fuse, **_: asked.append((fuse, *some)) or [])
     (tmp_path / "runs/bench-locomotion/hopper-medium-iql-1-quick").mkdir(parents=True)
     (tmp_path / "runs/bench-locomotion/hopper-medium-iql-1-quick/training.safetensors").touch()
     words = ("bench", "locomotion", "--quick", "--tasks", "hopper-medium", "--variants", "iql", "--seeds", 3, "--stack")

@@ -21,6 +21,7 @@ from kdp.checkpoint import load_tensors, save_tensors
 from kdp.domains import DOMAINS
 from kdp.domains.locomotion import TASKS
 from kdp.errors import UserError
+from kdp.graphs import Pace
 from kdp.windows import Episodes
 
 TASK = "halfcheetah-medium"
@@ -573,3 +574,16 @@ def test_on_a_gpu_graphs_do_what_the_plain_steps_do(name, noiseless):
     assert not plain.graphs and len(graphed.graphs) == graphed.delay
     for number in range(2):
         assert_weights_close(graphed.networks(number), plain.networks(number))
+
+
+@needs_gpu
+def test_a_paced_loop_is_never_far_ahead_of_the_gpu():
+    """What is launched takes longer than launching it; without the pace all of it would wait in the queue."""
+    pace, matrix, passed, waiting = Pace("cuda", every=8), torch.randn(4096, 4096, device="cuda"), [], []
+    for _ in range(64):
+        matrix @ matrix
+        passed.append(torch.cuda.Event())
+        passed[-1].record()
+        pace()
+        waiting.append(sum(not event.query() for event in passed))
+    assert 8 < max(waiting) <= 17

@@ -107,7 +107,7 @@ def locomotion_command(
     seeds: int = 5,
     jobs: int = 1,
     steps: int | None = None,
-    peer_steps: int = 1_000_000,
+    peer_steps: str = "1000000",
     policies: Path | None = None,
     quick: bool = False,
     timed: bool = True,
@@ -130,7 +130,8 @@ def locomotion_command(
         seeds: Runs of each.
         jobs: Processes side by side.
         steps: Training steps; the domain's own unless given.
-        peer_steps: Training steps of iql, td3+bc and rebrac; a million as published.
+        peer_steps: Training steps of iql, td3+bc and rebrac; a million as published. Of several, separated by commas,
+            the last; td3+bc and rebrac are judged after each, iql, whose rate falls over the whole, at the end.
         policies: Folder of behaviour policies, from which data that are not there yet are collected.
         quick: A few steps and episodes of everything, to see that it runs.
         timed: Take the time of a decision, too: not where something else runs on the machine.
@@ -151,7 +152,8 @@ def locomotion_command(
     ways = names_of("way to follow plans", followed, FOLLOWED)
     collect_missing(names, policies)
     console = Console(stderr=True)
-    given = (seeds, jobs, steps, peer_steps, quick, timed, stack, device, runs, results, console)
+    looks = sorted(counts_of("peer-steps", peer_steps))
+    given = (seeds, jobs, steps, looks, quick, timed, stack, device, runs, results, console)
     bench_locomotion(names, chosen, ways, *given)
 
 

@@ -3,7 +3,7 @@ same data, judged in the same episodes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -11,19 +11,15 @@ from typing import Any
 
 from rich.console import Console
 
-from kdp.bench.evaluate import measures, roll, seeds_of
 from kdp.bench.jobs import Judging, Protocol, Training, judge_all, said, side_by_side, train_all
-from kdp.bench.peer_settings import PEERS
-from kdp.bench.peers import is_begun, is_trained, load_peer, peer_about, train_peers
-from kdp.bench.results import append, holds, read, row
+from kdp.bench.opponents import groups_of, measure_opponents, opponents_of
+from kdp.bench.results import read
 from kdp.config import RunConfig
-from kdp.domains import DOMAINS
 from kdp.domains.locomotion import BODIES
 from kdp.domains.locomotion import TASKS as SETS
 from kdp.drift import DriftConfig
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
-from kdp.provenance import commit
 from kdp.train import WEIGHT_DECAY, LoopConfig
 from kdp.value import ValueConfig
 
@@ -74,24 +70,6 @@ RANKED, MEAN, BEST, UNRANKED = (
     Protocol("action", 1),
 )
 FOLLOWED = {"own": RANKED, "mean": MEAN, "best": BEST, "one": UNRANKED}  # as the run says (a blend), or otherwise
-
-
-@dataclass(frozen=True)
-class Opponent:
-    """A peer to be trained and judged."""
-
-    name: str
-    task: str
-    seed: int
-    quick: bool
-    steps: int
-    episodes: int
-    device: str
-    runs: Path
-
-    @property
-    def folder(self) -> Path:
-        return self.runs / f"{self.task}-{self.name}-{self.seed}{'-quick' if self.quick else ''}"
 
 
 def collect_missing(tasks: list[str], policies: Path | None) -> None:
@@ -157,7 +135,7 @@ def bench_locomotion(
     seeds: int,
     jobs: int,
     steps: int | None,
-    peer_steps: int,
+    peer_steps: list[int],
     quick: bool,
     timed: bool,
     stack: bool,
@@ -171,70 +149,12 @@ def bench_locomotion(
     studied = locomotion_runs(tasks, variants, seeds, steps, quick, device, runs, fuse)
     trainings = [training for _, training in studied]
     judgings = judgings_of(studied, followed, quick)
-    opponents = [
-        Opponent(name, task, seed, quick, 5 if quick else peer_steps, 2 if quick else EPISODES, device, runs)
-        for name in variants
-        if name in PEERS
-        for task in tasks
-        for seed in range(seeds)
-    ]
     train_all(trainings, jobs, console, stack)
     judge_all(judgings, jobs, results, console, timed)
-    rows = read(results)
-    groups: dict[Any, list[Opponent]] = {}
-    for opponent in [opponent for opponent in opponents if not holds(rows, identity(opponent))]:
-        alone = not stack or is_begun(opponent.folder)
-        groups.setdefault(opponent if alone else (opponent.name, opponent.task), []).append(opponent)
-    for found in side_by_side(partial(measure_opponents, fuse=fuse), groups.values(), jobs, "peers", console):
+    episodes = 2 if quick else EPISODES
+    opponents = opponents_of(tasks, variants, seeds, [5] if quick else peer_steps, episodes, quick, device, runs)
+    groups = groups_of(opponents, read(results), stack)
+    measure = partial(measure_opponents, fuse=fuse, jobs=jobs, results=results)
+    for found in side_by_side(measure, groups, jobs, "peers", console):
         for measured in found:
-            append(results, measured | {"jobs": jobs})
             console.print(said(measured), soft_wrap=True)
-
-
-def measure_opponents(opponents: list[Opponent], fuse: bool) -> list[dict[str, Any]]:
-    """Their rows, as soon as they are trained: a study that is cut off keeps those of the peers that were finished."""
-    train_opponents(opponents, fuse)
-    return [judge_opponent(opponent) for opponent in opponents]
-
-
-def train_opponents(opponents: list[Opponent], fuse: bool) -> None:
-    """Trains a peer with seeds of which there may be several."""
-    first, seeds, folders = opponents[0], [one.seed for one in opponents], [one.folder for one in opponents]
-    name, task, steps, device = first.name, first.task, first.steps, first.device
-    if not all(is_trained(name, task, steps=steps, seed=one.seed, folder=one.folder) for one in opponents):
-        episodes = DOMAINS[task].episodes()
-        train_peers(name, episodes, task, steps=steps, seeds=seeds, device=device, folders=folders, fuse=fuse)
-
-
-def judge_opponent(opponent: Opponent) -> dict[str, Any]:
-    """One row: the peer's own action at every step."""
-    domain, about = DOMAINS[opponent.task], peer_about(opponent.folder)
-    played = roll(load_peer(opponent.folder, opponent.device), domain, seeds_of(opponent.seed, opponent.episodes))
-    told = {
-        "dataset": about["data"]["name"],
-        "field": None,
-        "executor": "action",
-        "nfe": 1,
-        "bef": 1,
-        "train_minutes": about["seconds"] / 60,
-        "train_commit": about["commit"],
-        "stacked": about.get("stacked"),
-        "config": about["settings"],
-        "quick": opponent.quick,
-    }
-    return row("locomotion", opponent.device, **measures(played, domain), **told, **identity(opponent))
-
-
-def identity(opponent: Opponent) -> dict[str, Any]:
-    """What a row must say to be the one that this would measure again."""
-    return {
-        "task": opponent.task,
-        "method": opponent.name,
-        "variant": opponent.name,
-        "candidates": 1,
-        "chunk": 1,
-        "seed": opponent.seed,
-        "episodes": opponent.episodes,
-        "train_steps": opponent.steps,
-        "commit": commit(),
-    }

@@ -44,6 +44,7 @@ def _tables(groups: list[Rows]) -> list[str]:
     measured = dict.fromkeys(g[0]["task"] for g in groups)
     first, others = [task for task in TASKS if task in measured], [task for task in measured if task not in TASKS]
     scores, costs = [], []
+    groups = sorted(groups, key=lambda group: group[0]["train_steps"])  # a peer's lines, the shortest first
     for variant, k in sorted(dict.fromkeys(way(g[0]) for g in groups), key=_order):
         mine = {task: by.get((variant, k, task), []) for task in [*first, *others]}
         cells = [score(mine[task]).replace(" ", "") for task in mine]
@@ -58,13 +59,24 @@ def _tables(groups: list[Rows]) -> list[str]:
 
 
 def way(row: Row) -> tuple[str, str]:
-    """Who planned, by whose scorer if not by its own, how many candidates there were, and which was followed."""
+    """Who planned, by whose scorer if not by its own, or a peer of how many steps; how many candidates there were, and
+    which was followed."""
+    if row["variant"] in PEERS:
+        return f"{row['variant']}, {thousands(row['train_steps'])}", "1"
     if row["candidates"] == 1:
         return row["variant"], "1"
     if not row.get("scored", True):
         return row["variant"], f"{row['candidates']}, mean"
     lender = f", {row['ranked_by']}'s J" if row.get("ranked_by") else ""
     return row["variant"] + lender, f"{row['candidates']}, {'blend' if row.get('blend') else 'best'}"
+
+
+def thousands(steps: int) -> str:
+    """100000 -> 100k, 1000000 -> 1M."""
+    for unit, name in ((1_000_000, "M"), (1000, "k")):
+        if steps % unit == 0:
+            return f"{steps // unit}{name}"
+    return str(steps)
 
 
 def short(task: str) -> str:
@@ -78,7 +90,8 @@ def _average(mine: dict[str, Rows]) -> str:
 
 
 def _order(named: tuple[str, str]) -> tuple[int, int]:
-    """As in the study; blends first, then plain means, then the best, then single plans."""
+    """As in the study; blends first, then plain means, then the best, then single plans. (Sorting keeps the order of
+    what is the same by this.)"""
     variant, k = named
     names, followed = [*VARIANTS, *PEERS], ["blend", "mean", "best", "1"].index(k.split()[-1])
     name = variant.split(",")[0]

@@ -11,7 +11,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +28,7 @@ from kdp.bench.peer_learner import Update, algorithm_of
 from kdp.bench.peer_settings import PEERS, Peer
 from kdp.checkpoint import load_tensors, save_tensors
 from kdp.errors import UserError, did_you_mean
+from kdp.graphs import Pace
 from kdp.provenance import commit, device_name, versions
 from kdp.runs import fingerprint
 from kdp.sampler import generator, seed_of
@@ -65,11 +66,16 @@ def train_peers(
     folders: Sequence[Path],
     fuse: bool = False,
     console: Console | None = None,
+    looks: Sequence[int] = (),
+    seen: Callable[[int], None] = lambda step: None,
 ) -> None:
     """Trains a peer for each seed as one stack, or goes on where that was stopped; leaves their policies in `folders`
     when all are done, not before (see `is_trained`), and leaves out those that are. The same seeds on a CPU give the
     same policies, stopped or not. Until the end a stack has one folder for all. Fuse: torch.compile makes few
-    operations of the losses' many, in a minute before the first step."""
+    operations of the losses' many, in a minute before the first step.
+
+    Looks: steps on the way at which the policies are left beside (`on_the_way`) too, and `seen` is called: they are
+    those that a training of so many steps would leave, for peers that have them (`looks_of`)."""
     data = {"data": fingerprint(episodes.to("cpu"))}
     asked = [(_about(name, task, steps, seed) | data, folder) for seed, folder in zip(seeds, folders, strict=True)]
     asked = [(about, folder) for about, folder in asked if not _holds(folder / PEER, about)]
@@ -83,15 +89,25 @@ def train_peers(
         raise UserError(f"{name} acts within -1..1, and {episodes.name} has actions beyond.")
     mean, scale = units(settings, found)
     sizes = (episodes.state_dim, episodes.action_dim)
-    with _own_random(device), _no_validation(), _rounded():
+    with _own_random(device), _no_validation(), _products("high"):
         impls = []
         for seed in seeds:
             _seed(device, seed, 0)
             impls.append(algorithm_of(settings, task, sizes, device).impl)
         update = Update(impls, settings, table(settings, found, mean, scale, name), sizes, steps, device, fuse)
         done, before = update.restore(aside / TRAINING) if _holds(aside / TRAINING, whole) else (0, 0.0)
+
+        def leave(step: int, seconds: float) -> None:
+            took = {"sizes": sizes, "seconds": seconds, "device": device_name(device), "commit": commit()}
+            took |= {"versions": versions() | {"d3rlpy": metadata.version("d3rlpy")}}
+            took |= {"stacked": len(asked)} if len(asked) > 1 else {}
+            for number, (about, folder) in enumerate(asked):
+                policy = {name: t for name, t in update.networks(number).items() if name.startswith("policy.")}
+                place = folder if step == steps else on_the_way(folder, step)
+                save_tensors(place / PEER, policy | {"mean": mean, "scale": scale}, about | {"steps": step} | took)
+
         begin = saved = time.monotonic()
-        starts = range(done, steps, CHUNK)
+        starts, pace = range(done, steps, CHUNK), Pace(device)
         for start in track(starts, name, console=console) if console else starts:
             end = min(start + CHUNK, steps)
             drawn = [
@@ -101,18 +117,20 @@ def train_peers(
             _seed(device, seeds[0], 2, start)
             for step, index in enumerate(torch.stack(drawn, 1).to(device), start):
                 losses = update(step, index)
+                pace()
             if not bool(losses.isfinite().all()):
                 raise UserError(f"the critic's loss of {name} on {task} is not finite at step {end}.")
             seconds = before + time.monotonic() - begin
+            if end in looks and end < steps:
+                leave(end, seconds)
+                paused = time.monotonic()
+                with _products("highest"):
+                    seen(end)
+                begin += time.monotonic() - paused
             if time.monotonic() - saved > SAVE_EVERY and end < steps:
                 save_tensors(aside / TRAINING, update.state(), whole | {"step": end, "seconds": seconds})
                 saved = time.monotonic()
-    took = {"sizes": sizes, "seconds": seconds, "device": device_name(device), "commit": commit()}
-    took |= {"versions": versions() | {"d3rlpy": metadata.version("d3rlpy")}}
-    took |= {"stacked": len(asked)} if len(asked) > 1 else {}
-    for number, (about, folder) in enumerate(asked):
-        policy = {name: t for name, t in update.networks(number).items() if name.startswith("policy.")}
-        save_tensors(folder / PEER, policy | {"mean": mean, "scale": scale}, about | took)
+        leave(steps, seconds)
     (aside / TRAINING).unlink(missing_ok=True)
     if len(asked) > 1:
         shutil.rmtree(aside, ignore_errors=True)  # it is not there where nothing was ever saved
@@ -121,6 +139,17 @@ def train_peers(
 def is_trained(name: str, task: str, *, steps: int = STEPS, seed: int = 0, folder: Path) -> bool:
     """Whether the folder holds this very peer, trained to its end; refuses a folder with another one."""
     return _holds(folder / PEER, _about(name, task, steps, seed))
+
+
+def on_the_way(folder: Path, step: int) -> Path:
+    """Where a peer's policy of an earlier step is left."""
+    return folder.with_name(f"{folder.name}-at-{step}")
+
+
+def looks_of(name: str, steps: Sequence[int]) -> list[int]:
+    """Those of ascending numbers of steps at which a training for the last of them has what one of so many steps would
+    end with: none but the last where the rate falls over the whole of it."""
+    return [step for step in steps[:-1] if step % CHUNK == 0 and not PEERS[name].cosine]
 
 
 def is_begun(folder: Path) -> bool:
@@ -206,11 +235,11 @@ def _own_random(device: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _rounded() -> Iterator[None]:
-    """Matrix products on a GPU are rounded to TF32, as d3rlpy has it there, and as JAX, which IQL's and ReBRAC's own
-    code is written in, has it by default."""
+def _products(precision: str) -> Iterator[None]:
+    """"high": matrix products on a GPU are rounded to TF32, as d3rlpy has it there, and as JAX, which IQL's and
+    ReBRAC's own code is written in, has it by default."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
