@@ -42,7 +42,7 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other sco
     "no blend": {"value": replace(VALUED, blend=0.0)},
     "no caution": {"value": replace(VALUED, caution=0.0)},
     "one head": {"value": replace(VALUED, heads=1)},
-    "two heads, twice as wide": {"value": replace(VALUED, heads=2, width=2 * VALUED.width)},
+    "two wide heads": {"value": replace(VALUED, heads=2, width=2 * VALUED.width)},
     "little weight decay": {"value": replace(VALUED, weight_decay=1e-4)},
     "all episodes alike": {"value": replace(VALUED, favour=0.0)},
     "no trunk": {"network": NetworkConfig(trunk=0, blocks=3)},

@@ -27,7 +27,10 @@ def check_device(device: str) -> None:
 
 
 def names_of(kind: str, text: str, known: Iterable[str]) -> list[str]:
-    """Names separated by commas, each one of a study's own, each once."""
+    """Names separated by commas, each one of a study's own, each once; "all" are all of them."""
+    known = list(known)
+    if text == "all":
+        return known
     names = list(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in known:

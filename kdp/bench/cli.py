@@ -41,7 +41,7 @@ def fields_command(
     from kdp.bench.fields import TASKS, VARIANTS, study
 
     check_study(seeds, jobs, device)
-    chosen = names_of("variant", ",".join(VARIANTS) if variants == "all" else variants, VARIANTS)
+    chosen = names_of("variant", variants, VARIANTS)
     study(quick, device, seeds, names_of("task", tasks, TASKS), chosen, jobs, runs, results, Console())
 
 
@@ -147,8 +147,7 @@ def locomotion_command(
 
     check_study(seeds, jobs, device)
     names = names_of("task", ",".join(TASKS) if tasks == "all" else tasks, [domain.name for domain in LOCOMOTION])
-    known = [*VARIANTS, *PEERS]
-    chosen = known if variants == "all" else names_of("variant", variants, known)
+    chosen = names_of("variant", variants, [*VARIANTS, *PEERS])
     ways = names_of("way to follow plans", followed, FOLLOWED)
     collect_missing(names, policies)
     console = Console(stderr=True)
@@ -195,8 +194,7 @@ def ablations_command(
     from kdp.domains.locomotion import LOCOMOTION
 
     check_study(seeds, jobs, device)
-    known = [*VARIANTS, *OURS, *VALUE]
-    chosen = names_of("variant", ",".join(known) if variants == "all" else variants, known)
+    chosen = names_of("variant", variants, [*VARIANTS, *OURS, *VALUE])
     bases = names_of("field", fields, BASES)
     console = Console(stderr=True)
     named = names_of("task", tasks, [*TASKS, *(domain.name for domain in LOCOMOTION)])

@@ -236,7 +236,7 @@ def _own_random(device: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _products(precision: str) -> Iterator[None]:
-    """"high": matrix products on a GPU are rounded to TF32, as d3rlpy has it there, and as JAX, which IQL's and
+    """With "high", matrix products on a GPU are rounded to TF32, as d3rlpy has it there, and as JAX, which IQL's and
     ReBRAC's own code is written in, has it by default."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
