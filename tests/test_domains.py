@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from kdp.datasets import waypoint
 from kdp.datasets.minari_sets import read_folder
 from kdp.datasets.waypoint import EPISODE, RADIUS, Router, make_maze_data, roam
 from kdp.domains import DOMAINS
+from kdp.domains.domain import Step
 from kdp.domains.maze2d import UMAZE, MazeEnvironments
 from kdp.domains.toy import HORIZON, THREE, TWO
 from kdp.networks import NetworkConfig
@@ -30,6 +32,40 @@ class Does:
 
     def act(self, observations, goals):
         return self._act(observations)
+
+
+class Stand:
+    """Environments in which nothing happens."""
+
+    def reset(self, seeds):
+        self.zeros = np.zeros(len(seeds))
+        return np.zeros((len(seeds), 17)), None
+
+    def step(self, actions):
+        return Step(np.zeros((len(self.zeros), 17)), self.zeros, self.zeros > 0, self.zeros > 0)
+
+    def close(self):
+        pass
+
+
+def test_no_memory_is_taken_while_an_episode_is_played():
+    """What is kept is there from the start. Small arrays kept from every step lay between a planner's large ones, and
+    the process grew by gigabytes in a hundred episodes."""
+    live = []
+
+    def act(observations):
+        live.append(tracemalloc.get_traced_memory()[0])
+        return observations
+
+    domain = replace(DOMAINS["toy"], environments=lambda count: Stand(), episode_steps=100)
+    tracemalloc.start()
+    try:
+        played = roll(Does(act), domain, list(range(50)))
+    finally:
+        tracemalloc.stop()
+    kept = played[0].states[0].nbytes * len(played)
+    assert played[0].states.shape == (101, 17)
+    assert max(live[10:]) - live[10] < 5 * kept
 
 
 # Toys

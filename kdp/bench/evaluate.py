@@ -43,19 +43,22 @@ def roll(actor: Actor, domain: Domain, seeds: list[int], console: Console | None
     observation, goals = environments.reset(seeds)
     total, alive = np.zeros(len(seeds)), np.ones(len(seeds), bool)
     first = np.full(len(seeds), -1)
-    states = [observation]
+    # One array for all states: small ones, kept from every step, would lie between the planner's large ones, whose
+    # memory could then not be used again.
+    paths = np.empty((len(seeds), domain.episode_steps + 1, observation.shape[1]), observation.dtype)
+    paths[:, 0] = observation
     steps = range(1, domain.episode_steps + 1)
     for t in track(steps, "episodes", console=console, transient=True) if console else steps:
         answer = environments.step(actor.act(observation, goals))
         total += np.where(alive, answer.reward, 0.0)
         first = np.where(alive & answer.success & (first < 0), t, first)
         observation = np.where(alive[:, None], answer.observation, observation)
-        states.append(observation)
+        paths[:, t] = observation
         alive = alive & ~answer.done
         if not alive.any():
             break
     environments.close()
-    paths = np.stack(states, 1)
+    paths = paths[:, : t + 1]
     return [
         Episode(float(total[i]), bool(first[i] > 0), int(first[i]) if first[i] > 0 else None, paths[i], _at(goals, i))
         for i in range(len(seeds))
