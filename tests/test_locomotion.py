@@ -877,10 +877,11 @@ def test_learning_curves_of_the_variants(kdp_command, few_steps, tmp_path, monke
 def test_ablations_of_value_are_judged_ranked_and_not(kdp_command, few_steps, tmp_path, monkeypatch):
     monkeypatch.setenv("KDP_DATA", str(tmp_path / "data"))
     Task("hopper", "medium").collect(few_steps)
-    words = ("bench", "ablations", "--quick", "--tasks", "hopper-medium", "--seeds", 1, "--fields", "joint")
+    words = ("bench", "ablations", "--quick", "--tasks", "hopper-medium", "--seeds", 2, "--stack", "--fields", "joint")
     assert kdp_command(*words, "--variants", "full,ascent,no bands", "--results", "rows.jsonl")[0] == 0
     rows = read(tmp_path / "rows.jsonl")
-    told = [(r["variant"], r["candidates"], r["config"]["value"]["ascent"] > 0) for r in rows]
-    assert told == [("full", 2, False), ("full", 1, False), ("ascent", 2, True), ("ascent", 1, True)]
+    told = [(r["variant"], r["seed"], r["candidates"], r["config"]["value"]["ascent"] > 0) for r in rows]
+    assert told == [(name, seed, k, name == "ascent") for name in ("full", "ascent") for seed in (0, 1) for k in (2, 1)]
+    assert all(r["stacked"] == 2 for r in rows)
     assert all(r["energy_score"] > 0 and r["walls"] is None for r in rows)
     assert "action, K 2 | action, K 1" in ablations_page(rows)

@@ -84,6 +84,7 @@ def bench_ablations(
     steps: int | None,
     quick: bool,
     timed: bool,
+    stack: bool,
     device: str,
     runs: Path,
     results: Path,
@@ -105,5 +106,5 @@ def bench_ablations(
         protocols = [protocol.quick() if quick else protocol for protocol in protocols]
         trainings.append(training)
         judgings += [Judging("ablations", training, protocol, quick, episodes, labels) for protocol in protocols]
-    train_all(trainings, jobs, console)
+    train_all(trainings, jobs, console, stack)
     judge_all(judgings, jobs, results, console, timed)

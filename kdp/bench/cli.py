@@ -166,6 +166,7 @@ def ablations_command(
     steps: int | None = None,
     quick: bool = False,
     timed: bool = True,
+    stack: bool = False,
     device: Device = "cpu",
     runs: Path = Path("runs/bench-ablations"),
     results: Path = Path("results/ablations.jsonl"),
@@ -174,7 +175,7 @@ def ablations_command(
     results/.
 
     Examples: kdp bench ablations --quick --variants "full,no keying"
-    / kdp bench ablations --tasks maze2d-umaze,hopper-medium-replay --jobs 14 --device cuda
+    / kdp bench ablations --tasks maze2d-umaze,hopper-medium-replay --stack --jobs 14 --device cuda
 
     Args:
         tasks: Mazes and collected sets, separated by commas.
@@ -185,6 +186,7 @@ def ablations_command(
         steps: Training steps; the domain's own unless given.
         quick: A few steps and episodes of everything, to see that it runs.
         timed: Take the time of a decision, too: not where something else runs on the machine.
+        stack: Train the seeds of a variant together, each step one call for all of them; for a GPU.
         device: cpu, or cuda where there is one.
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
@@ -198,7 +200,7 @@ def ablations_command(
     bases = names_of("field", fields, BASES)
     console = Console(stderr=True)
     named = names_of("task", tasks, [*TASKS, *(domain.name for domain in LOCOMOTION)])
-    bench_ablations(named, bases, chosen, seeds, jobs, steps, quick, timed, device, runs, results, console)
+    bench_ablations(named, bases, chosen, seeds, jobs, steps, quick, timed, stack, device, runs, results, console)
 
 
 @bench.command(name="candidates")
