@@ -160,8 +160,6 @@ class RunConfig:
         for name in ("bands", "trunk"):
             if (getattr(self.network, name) or 0) < 0:
                 raise UserError(f"network.{name} must be 0 (none) or more; got {getattr(self.network, name)}.")
-        if not 0 <= (self.network.dropout or 0.0) < 1:
-            raise UserError(f"network.dropout must be 0 (none) or more, and less than 1; got {self.network.dropout}.")
         levels, calls = self.diffusion.steps, self.diffusion.sampling_steps
         if calls is not None and calls > levels:
             raise UserError(

@@ -23,7 +23,6 @@ class Sizes(NamedTuple):
     noise: int = 16
     bands: int = 0
     trunk: int = 0
-    dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,6 @@ class NetworkConfig:
     then change sharply with the condition, as they do at a wall. 0: none."""
     trunk: int | None = None
     """Residual blocks of the condition alone, before the noise enters (mlp): computed once for all plans. 0: none."""
-    dropout: float | None = None
-    """In every step of training this share of the trunk's hidden units is left out, others for every window, so that no
-    window is learned by heart (mlp). Plans have them all."""
 
     def sizes(self, default: Sizes | None = None) -> Sizes:
         """What was chosen, and the default for the rest."""
@@ -79,18 +75,9 @@ class ResidualMLP(nn.Module):
     """
 
     def __init__(
-        self,
-        noise: int,
-        condition: int,
-        out: int,
-        width: int = 256,
-        blocks: int = 3,
-        bands: int = 0,
-        trunk: int = 0,
-        dropout: float = 0.0,
+        self, noise: int, condition: int, out: int, width: int = 256, blocks: int = 3, bands: int = 0, trunk: int = 0
     ):
         super().__init__()
-        self.dropout = dropout
         self.from_noise = nn.Linear(noise, width)
         told = condition * (1 + 2 * bands)
         self.from_condition = nn.Sequential(Bands(bands), nn.Linear(told, width), nn.SiLU(), nn.Linear(width, width))
@@ -103,33 +90,18 @@ class ResidualMLP(nn.Module):
         )
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, out))
 
-    def forward(self, noise: Tensor, condition: Tensor, kept: Tensor | None = None) -> Tensor:
-        """kept (...,trunk,width), from `keep`: by how much the trunk's hidden units count."""
-        h = self.from_noise(noise) + residual(self.trunk, self.from_condition(condition), kept)
+    def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
+        h = self.from_noise(noise) + residual(self.trunk, self.from_condition(condition))
         lead = h.shape[:-1]
         h = residual(self.blocks, h.reshape(-1, h.shape[-1]))  # runtimes are at their best with plain matrices
         return self.head(h).reshape(*lead, -1)
 
 
-def residual(blocks: Iterable[nn.Module], h: Tensor, kept: Tensor | None = None) -> Tensor:
-    """h (...,width) through blocks, each of which adds to it; their hidden units count `kept` (...,blocks,width)."""
-    for number, block in enumerate(blocks):
-        if kept is None:
-            h = h + block(h)
-        else:
-            enter, hidden, unit, leave = block.children()
-            h = h + leave(unit(hidden(enter(h))) * kept[..., number, :])
+def residual(blocks: Iterable[nn.Module], h: Tensor) -> Tensor:
+    """h (...,width) through blocks, each of which adds to it."""
+    for block in blocks:
+        h = h + block(h)
     return h
-
-
-def keep(network: nn.Module, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """By how much the hidden units of the network's trunk count in a step of `count` conditions (count,trunk,width):
-    some not at all, the rest so much more that they count 1 on average. Nothing where it leaves none out."""
-    if not isinstance(network, ResidualMLP) or not network.dropout or not len(network.trunk):
-        return ()
-    shape = (count, len(network.trunk), network.from_noise.out_features)
-    left = torch.rand(shape, generator=generator, device=generator.device) >= network.dropout
-    return (left / (1 - network.dropout),)
 
 
 class _ConvBlock(nn.Module):
@@ -298,4 +270,4 @@ def build_generator(config: NetworkConfig, inputs: int, condition: int, tokens: 
     size = config.sizes()
     if config.kind == "unet":
         return TemporalUNet(inputs, condition, tokens, width, size.channels, bands=size.bands)
-    return ResidualMLP(inputs, condition, tokens * width, size.width, size.blocks, size.bands, size.trunk, size.dropout)
+    return ResidualMLP(inputs, condition, tokens * width, size.width, size.blocks, size.bands, size.trunk)

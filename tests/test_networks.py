@@ -10,17 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kdp.errors import UserError
-from kdp.networks import (
-    Bands,
-    Critic,
-    NetworkConfig,
-    ResidualMLP,
-    Sizes,
-    TemporalUNet,
-    UNetBackbone,
-    build_generator,
-    keep,
-)
+from kdp.networks import Bands, Critic, NetworkConfig, ResidualMLP, Sizes, TemporalUNet, UNetBackbone, build_generator
 
 NOISE, CONDITION, WIDTH = 6, 5, 3
 
@@ -161,49 +151,6 @@ def test_a_trunk_is_computed_once_for_all_candidates_and_before_the_noise_enters
     h = told + network.from_noise(noise[0, 3])
     h = h + network.blocks[0](h)
     torch.testing.assert_close(network(noise[0, 3], condition[0, 0]), network.head(h), atol=1e-6, rtol=0)
-
-
-def test_what_is_kept_of_a_trunk_is_its_hidden_units_and_counts_one_on_average():
-    network = ResidualMLP(NOISE, CONDITION, WIDTH, width=64, blocks=1, trunk=2, dropout=0.25)
-    (kept,) = keep(network, 1000, torch.Generator().manual_seed(0))
-    assert kept.shape == (1000, 2, 64) and kept.unique().tolist() == pytest.approx([0, 4 / 3])
-    assert kept.mean() == pytest.approx(1, abs=0.01)
-    assert len(kept.flatten(1).unique(dim=0)) == 1000  # others for every window
-    assert kept.mean(0) == pytest.approx(torch.ones(2, 64), abs=0.1)
-
-
-@pytest.mark.parametrize(
-    "network",
-    [
-        ResidualMLP(NOISE, CONDITION, WIDTH, width=8, trunk=1),
-        ResidualMLP(NOISE, CONDITION, WIDTH, width=8, dropout=0.5),
-        TemporalUNet(NOISE, CONDITION, 4, WIDTH, channels=4),
-    ],
-    ids=["no dropout", "no trunk", "U-Net"],
-)
-def test_nothing_is_drawn_where_nothing_is_left_out(network: nn.Module):
-    generator = torch.Generator().manual_seed(0)
-    before = generator.get_state()
-    assert keep(network, 4, generator) == () and torch.equal(generator.get_state(), before)
-
-
-def test_hidden_units_count_as_said_for_each_condition():
-    network = make("trunk", 4)
-    noise, condition = inputs(2, 7)
-    kept = torch.ones(2, 1, 2, 32)
-    torch.testing.assert_close(network(noise, condition[:, :1], kept), network(noise, condition[:, :1]))
-    kept[1, 0, 0, 5] = 0.0
-    kept[1, 0, 1, 6] = 2.0
-    told = network.from_condition(condition[1, 0])
-    for number, unit, times in ((0, 5, 0.0), (1, 6, 2.0)):
-        enter, hidden, active, leave = network.trunk[number].children()
-        h = active(hidden(enter(told)))
-        h[unit] *= times
-        told = told + leave(h)
-    h = told + network.from_noise(noise[1, 3])
-    got = network(noise, condition[:, :1], kept)
-    torch.testing.assert_close(got[1, 3], network.head(h + network.blocks[0](h)), atol=1e-6, rtol=0)
-    torch.testing.assert_close(got[0], network(noise, condition[:, :1])[0])
 
 
 @pytest.mark.parametrize("name", ["mlp", "unet"])

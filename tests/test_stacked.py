@@ -48,10 +48,6 @@ def test_a_run_in_a_stack_learns_what_it_would_learn_alone(kind, monkeypatch):
     """Given the same noise; the gradients are so much larger than the limit that all are shortened, each by its own."""
     noise = partial(torch.linspace, -1, 1)
     monkeypatch.setattr(KDP, "draw", lambda self, b, n, _: noise(n * self.noise).view(1, n, -1).expand(b, -1, -1))
-    some = torch.tensor([[[1.5, 0.0, 1.5, 1.5, 0.0, 1.5, 1.5, 1.5]]])
-    for method in ("kdp", "bc"):
-        kept = lambda network, count, _: (some.expand(count, len(network.trunk), -1),)  # noqa: E731
-        monkeypatch.setattr(f"kdp.methods.{method}.keep", kept)
     configs = [c.for_domain(WALKS) for c in seeds(replace(SMALL, dataset="hopper-medium", **KINDS[kind]), 3)]
     loop = LoopConfig(clip=1e-3)
     with brief_inverse():

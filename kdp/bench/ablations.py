@@ -46,7 +46,6 @@ VALUE: dict[str, dict[str, Any]] = {  # and in locomotion: less of it, other sco
     "little weight decay": {"value": replace(VALUED, weight_decay=1e-4)},
     "all episodes alike": {"value": replace(VALUED, favour=0.0)},
     "no trunk": {"network": NetworkConfig(trunk=0, blocks=3)},
-    "no dropout": {"network": NetworkConfig(dropout=0.0)},
     "temperature 1": {"temperature": 1.0},
     "no bounds": {"bounded": False},
     "returns as they are": {"value": replace(VALUED, trace=1.0)},

@@ -42,7 +42,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "kdp-published": {
         "value": PUBLISHED,
         "drift": DriftConfig(field="keyed"),
-        "network": NetworkConfig(dropout=0.0),
         "temperature": 1.0,
         "bounded": False,
         "loop": LoopConfig(weight_decay=WEIGHT_DECAY),

@@ -136,7 +136,7 @@ class GymEnvironments:
             env.close()
 
 
-NETWORK = Sizes(blocks=1, trunk=2, dropout=0.1)  # most of a plan is what its state asks for (docs/paper-to-code.md)
+NETWORK = Sizes(blocks=1, trunk=2)  # most of a plan is what its state asks for (docs/paper-to-code.md)
 
 
 def locomotion_domain(task: Task, about: str) -> Domain:

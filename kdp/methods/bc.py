@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kdp.keys import Clamp, Clamped, Condition
-from kdp.networks import NetworkConfig, build_generator, keep
+from kdp.networks import NetworkConfig, build_generator
 from kdp.sampler import Batch
 
 
@@ -31,22 +31,21 @@ class BC(nn.Module):
         """There is no noise: zeros (count,n,1), whose shape alone is looked at."""
         return torch.zeros(count, n, 1)
 
-    def decode(self, noise: Tensor, condition: Condition, *kept: Tensor) -> Tensor:
+    def decode(self, noise: Tensor, condition: Condition) -> Tensor:
         """noise (B,n,1) -> the clamped window of each condition, n times (B,n,L,D)."""
         constant = condition.state.new_ones(len(condition), 1)  # where KDP has its noise
-        x = self.generator(constant, condition.vector(), *kept).unflatten(-1, (self.clamp.tokens, self.clamp.width))
+        x = self.generator(constant, condition.vector()).unflatten(-1, (self.clamp.tokens, self.clamp.width))
         return self.clamped(self.clamped.within(x), condition)[:, None].expand(-1, noise.shape[1], -1, -1)
 
     def cool(self, temperature: float) -> None:
         """There is no noise."""
 
     def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """What is random in a step of `count` windows: what is kept of the network."""
-        return keep(self.generator, count, generator)
+        """Nothing is random in a step."""
+        return ()
 
     def loss(self, batch: Batch, draws: tuple[Tensor, ...], value: object = None) -> tuple[Tensor, dict[str, Tensor]]:
-        kept = (drawn.to(batch.windows.device) for drawn in draws)
-        x = self.decode(batch.windows.new_zeros(len(batch.windows), 1, 1), batch.condition, *kept).squeeze(1)
+        x = self.decode(batch.windows.new_zeros(len(batch.windows), 1, 1), batch.condition).squeeze(1)
         return squared_error(x, batch.windows, self.weight, self.clamp.state_dim)
 
 

@@ -24,7 +24,7 @@ from kdp.errors import UserError
 from kdp.graphs import Recorded
 from kdp.keys import Clamp, Clamped, Condition
 from kdp.methods.bc import squared_error
-from kdp.networks import Bands, NetworkConfig, ResidualMLP, UNetBackbone, keep
+from kdp.networks import Bands, NetworkConfig, ResidualMLP, UNetBackbone
 from kdp.sampler import Batch
 
 TIME = 32  # coordinates of the time embedding
@@ -85,17 +85,15 @@ class Diffuser(nn.Module):
         return len(self.times) - 1
 
     def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """What is random in a step of `count` windows: times (count,1), noise (count,1,L,D), and what is kept of the
-        network."""
+        """What is random in a step of `count` windows: times (count,1), and noise (count,1,L,D)."""
         t = torch.randint(1, self.diffusion.steps + 1, (count, 1), generator=generator, device=generator.device)
-        eps = normal((count, 1, self.clamp.tokens, self.clamp.width), generator, self.steps.device)
-        return t, eps, *keep(self.denoiser.body, count, generator)
+        return t, normal((count, 1, self.clamp.tokens, self.clamp.width), generator, self.steps.device)
 
     def loss(self, batch: Batch, draws: tuple[Tensor, ...], value: object = None) -> tuple[Tensor, dict[str, Tensor]]:
         x0 = batch.windows[:, None]
-        t, eps, *kept = (drawn.to(x0.device) for drawn in draws)
+        t, eps = (drawn.to(x0.device) for drawn in draws)
         x = self.clamped(self.noised(x0, t, eps), batch.condition)
-        prediction = self.denoiser(x, t, batch.condition.vector()[:, None], *kept)
+        prediction = self.denoiser(x, t, batch.condition.vector()[:, None])
         target = x0 if self.diffusion.predict == "x0" else eps
         return squared_error(prediction, target, self.weight, self.clamp.state_dim)
 
@@ -219,18 +217,16 @@ class Denoiser(nn.Module):
         self.embed: nn.Module | None = None
         if network.kind == "mlp":
             numbers = clamp.tokens * clamp.width
-            self.body = ResidualMLP(
-                numbers, told, numbers, sizes.width, sizes.blocks, trunk=sizes.trunk, dropout=sizes.dropout
-            )
+            self.body = ResidualMLP(numbers, told, numbers, sizes.width, sizes.blocks, trunk=sizes.trunk)
         else:
             size = 4 * sizes.channels
             self.embed = nn.Sequential(nn.Linear(told, size), nn.Mish(), nn.Linear(size, size), nn.Mish())
             self.body = UNetBackbone(clamp.width, clamp.width, size, sizes.channels)
 
-    def forward(self, x: Tensor, time: Tensor, condition: Tensor, *kept: Tensor) -> Tensor:
+    def forward(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
         told = torch.cat([self.bands(condition), time_embedding(time).expand(len(condition), -1, -1)], -1)
         if self.embed is None:
-            return self.body(x.flatten(-2), told, *(units[:, None] for units in kept)).view_as(x)
+            return self.body(x.flatten(-2), told).view_as(x)
         embedding = self.embed(told)
         if len(told) > 1:  # a single one is enough for all
             embedding = embedding.expand(-1, x.shape[1], -1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kdp.drift import EPS, POSITIVES, DriftConfig, ascend, drift_loss, joint_field, keyed_field, rms, window_field
 from kdp.keys import Clamp, Clamped, Condition
-from kdp.networks import NetworkConfig, build_generator, keep
+from kdp.networks import NetworkConfig, build_generator
 from kdp.sampler import Batch
 from kdp.value import Value
 
@@ -50,10 +50,9 @@ class KDP(nn.Module):
         """The noise of n windows of each of `count` conditions: z (count,n,Z)."""
         return torch.randn(count, n, self.noise, generator=generator, device=generator.device)
 
-    def decode(self, z: Tensor, condition: Condition, *kept: Tensor) -> Tensor:
+    def decode(self, z: Tensor, condition: Condition) -> Tensor:
         """z (B,n,Z) -> clamped windows (B,n,L,D)."""
-        kept = tuple(units[:, None] for units in kept)  # the same for all windows of a condition
-        x = self.generator(z, condition.vector()[:, None], *kept).unflatten(-1, (self.clamp.tokens, self.clamp.width))
+        x = self.generator(z, condition.vector()[:, None]).unflatten(-1, (self.clamp.tokens, self.clamp.width))
         return self.clamped(self.clamped.within(x), condition)
 
     @torch.no_grad()
@@ -63,15 +62,14 @@ class KDP(nn.Module):
         enter.weight *= temperature
 
     def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """What is random in a step of `count` conditions: z (count,G,Z), and what is kept of the network."""
-        return self.draw(count, self.samples, generator), *keep(self.generator, count, generator)
+        """What is random in a step of `count` conditions: z (count,G,Z)."""
+        return (self.draw(count, self.samples, generator),)
 
     def loss(
         self, batch: Batch, draws: tuple[Tensor, ...], value: Value | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """With a value, the field is tilted by it and goes up it, as far as its settings say."""
-        z, *kept = (drawn.to(batch.windows.device) for drawn in draws)
-        x = self.decode(z, batch.condition, *kept).to(batch.windows)  # Alg. 1, l. 1-2
+        x = self.decode(draws[0].to(batch.windows.device), batch.condition).to(batch.windows)  # Alg. 1, l. 1-2
         x = x if self.grouped else x.squeeze(1)
         weight = self.weight
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # a drift is a small difference
