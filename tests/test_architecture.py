@@ -45,7 +45,8 @@ ALLOWED = {  # module or package -> what of kdp it may import; a package may imp
     "kdp.domains": {"kdp.windows", "kdp.keys", "kdp.networks", "kdp.score", "kdp.plan", "kdp.datasets"},
 }
 COMMAND = {"kdp.bench.cli", "kdp.bench.latency_cli", "kdp.bench.arguments"}  # nothing else needs it
-IMPORTED_BY = {"kdp.cli": {"kdp.__main__"}} | dict.fromkeys(COMMAND, {"kdp.cli", *COMMAND})
+IMPORTED_BY = {"kdp.cli": {"kdp.__main__"}, "kdp.data_cli": {"kdp.cli"}}
+IMPORTED_BY |= dict.fromkeys(COMMAND, {"kdp.cli", "kdp.data_cli", *COMMAND})
 HEAVY = (
     *("gymnasium", "gymnasium_robotics", "mujoco", "minari", "faiss", "h5py", "matplotlib", "tensorboard", "tyro"),
     *("d3rlpy", "gym", "onnx", "onnxruntime", "openvino"),

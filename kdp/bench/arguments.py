@@ -1,4 +1,4 @@
-"""What the subcommands of `kdp bench` and `kdp latency` are told, checked before a study is imported."""
+"""What subcommands are told, checked before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def counts_of(name: str, text: str) -> list[int]:
     if min(counts) < 1:
         raise UserError(f"{name} must be whole numbers of 1 or more, separated by commas; got {text!r}.")
     return counts
+
+
+def numbers_of(name: str, text: str) -> list[float]:
+    """Numbers separated by commas."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{name} must be numbers separated by commas; got {text!r}.") from None
 
 
 def check_study(seeds: int, jobs: int, device: str) -> None:
