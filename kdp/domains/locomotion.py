@@ -149,7 +149,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         key_temperature=0.05,
         network=NETWORK,
         weight_decay=0.03,
-        temperature=0.85,
+        temperature=0.75,
         bounded=True,
         positives=1,  # of a hundred thousand windows the nearest is ten bandwidths away (docs/paper-to-code.md)
         environments=lambda count: GymEnvironments(body, count),
@@ -157,7 +157,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         reference=body.reference,
         value="return",
         apart=5.0,
-        blend=3.5,
+        blend=4.0,
         trace=0.9,
         sees="actions",
         favour=8.0,
