@@ -33,7 +33,7 @@ from kdp.domains import locomotion as bodies
 from kdp.domains.locomotion import BODIES, LOCOMOTION, GymEnvironments, Task
 from kdp.errors import UserError
 from kdp.networks import NetworkConfig
-from kdp.runs import start_run
+from kdp.runs import fingerprint, start_run
 from kdp.train import WEIGHT_DECAY
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "policies"
@@ -733,6 +733,7 @@ def test_seeds_may_be_trained_together(kdp_command, few_steps, tmp_path):
     assert kdp_command(*words, "--seeds", 2, "--stack", "--no-timed")[0] == 0
     rows = read(tmp_path / "results/locomotion.jsonl")
     told = [(r["seed"], r["candidates"], r["blend"] > 0, r["scored"], r["stacked"], r["train_steps"]) for r in rows]
+    assert {r["data"] for r in rows} == {fingerprint(DOMAINS["hopper-medium"].episodes())["sha256"]}
     ways = [(2, True, True), (2, True, False), (2, False, True), (1, True, True)]  # a blend, the mean, the best, one
     assert told == [(seed, *way, 2, 5) for seed in (0, 1) for way in ways]
     assert rows[0]["return_mean"] != rows[4]["return_mean"]
@@ -747,6 +748,7 @@ def test_seeds_of_a_peer_may_be_trained_together(kdp_command, few_steps, tmp_pat
     rows = read(tmp_path / "results/locomotion.jsonl")
     told = [(r["method"], r["seed"], r["stacked"], r["train_steps"]) for r in rows]
     assert told == [(peer, seed, 2, 5) for peer in ("iql", "td3+bc") for seed in (0, 1)]
+    assert {r["data"] for r in rows} == {fingerprint(DOMAINS["hopper-medium"].episodes())["sha256"]}
     assert len({r["return_mean"] for r in rows}) == 4
     assert kdp_command(*words, "--seeds", 3)[0] == 0  # one is left to train: alone
     more = read(tmp_path / "results/locomotion.jsonl")
@@ -846,6 +848,22 @@ def test_a_table_shows_the_newest_of_each_way_to_follow_plans_however_strong_its
     shown = [[cell.strip() for cell in line.split("|")[1:4]] for line in lines if line.startswith("| kdp")][:4]
     ways = ["64, blend", "64, mean", "64, best", "1"]
     assert shown == [["kdp", way, f"10{number}.0±0.0"] for number, way in enumerate(ways)]
+
+
+def test_a_table_says_of_which_sets_all_lines_had_the_very_same_data():
+    """Rows from before digests were kept could be of other data, and what later rows replace does not count."""
+    plain = dict.fromkeys(COLUMNS) | {"suite": "locomotion", "device": "x", "seed": 0, "score": 1.0, "candidates": 1}
+    plain |= {"episodes": 20, "train_steps": 1, "train_minutes": 1.0, "nfe": 1, "commit": "new", "quick": False}
+
+    def line(task, variant, data, commit="new"):
+        return plain | {"task": task, "variant": variant, "method": variant, "data": data, "commit": commit}
+
+    rows = [line("hopper-medium", "kdp", "b", "old"), line("hopper-medium", "kdp", "a")]
+    rows += [line("hopper-medium", "bc", "a"), line("walker2d-medium", "kdp", "a"), line("walker2d-medium", "bc", "b")]
+    rows += [line("halfcheetah-medium", "kdp", "a"), line("halfcheetah-medium", "bc", None)]
+    said = " ".join(locomotion_summary(rows).split())
+    assert "by their digests: Ho m." in said
+    assert "digests" not in locomotion_summary(rows[3:])
 
 
 def test_learning_curves_of_the_variants(kdp_command, few_steps, tmp_path, monkeypatch):

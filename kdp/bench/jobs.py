@@ -206,6 +206,7 @@ def told(about: dict[str, Any], training: Training) -> dict[str, Any]:
     return {
         "task": domain.name,
         "dataset": data if data.startswith("regenerated/") else "built in",
+        "data": about["data"]["sha256"],
         "method": config["method"],
         "field": config["drift"]["field"] if config["method"] == "kdp" else None,
         "train_minutes": minutes,

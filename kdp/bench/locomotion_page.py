@@ -34,7 +34,16 @@ def locomotion_summary(rows: Rows) -> str:
         f"all in which the better count more, or their plain mean. steps and min: of training, beside others on the "
         f"same device; calls: network calls one after the other in a plan; ms: median time of a decision."
     )
+    shared = [short(task) for task in dict.fromkeys(group[0]["task"] for group in groups) if _one_data(groups, task)]
+    if shared:
+        note += f" All lines of these sets are of the very same data, by their digests: {', '.join(shared)}."
     return "\n".join([*tables, *prose(note), "", *origin(groups)])
+
+
+def _one_data(groups: list[Rows], task: str) -> bool:
+    """Whether it is known that all that is shown of a set was trained on the same episodes."""
+    digests = {row.get("data") for group in groups for row in group if row["task"] == task}
+    return len(digests) == 1 and None not in digests
 
 
 def _tables(groups: list[Rows]) -> list[str]:

@@ -120,6 +120,7 @@ def judge_stage(stage: Stage) -> Row:
     played = roll(load_peer(stage.folder), domain, seeds_of(one.seed, one.episodes))
     told = {
         "dataset": about["data"]["name"],
+        "data": about["data"]["sha256"],
         "field": None,
         "executor": "action",
         "nfe": 1,
