@@ -864,6 +864,8 @@ def test_a_table_says_of_which_sets_all_lines_had_the_very_same_data():
     said = " ".join(locomotion_summary(rows).split())
     assert "by their digests: Ho m." in said
     assert "digests" not in locomotion_summary(rows[3:])
+    assert "| mean |" not in locomotion_summary(rows)  # of three sets: there is none of the six
+    assert "| mean |" in locomotion_summary([line(task, "kdp", "a") for task in locomotion.TASKS])
 
 
 def test_learning_curves_of_the_variants(kdp_command, few_steps, tmp_path, monkeypatch):

@@ -52,18 +52,19 @@ def _tables(groups: list[Rows]) -> list[str]:
     by = {(*way(g[0]), g[0]["task"]): g for g in groups}
     measured = dict.fromkeys(g[0]["task"] for g in groups)
     first, others = [task for task in TASKS if task in measured], [task for task in measured if task not in TASKS]
+    whole = len(first) == len(TASKS)  # else there is no mean of all
     scores, costs = [], []
     groups = sorted(groups, key=lambda group: group[0]["train_steps"])  # a peer's lines, the shortest first
     for variant, k in sorted(dict.fromkeys(way(g[0]) for g in groups), key=_order):
         mine = {task: by.get((variant, k, task), []) for task in [*first, *others]}
         cells = [score(mine[task]).replace(" ", "") for task in mine]
-        scores.append([variant, k, *cells[: len(first)], _average(mine), *cells[len(first) :]])
+        scores.append([variant, k, *cells[: len(first)], *([_average(mine)] if whole else []), *cells[len(first) :]])
         there = [group for group in mine.values() if group]
         every = [row for group in there for row in group]
         trained = [few({len(group) for group in there}), few({row["train_steps"] for row in every})]
         spent = mean(every, "train_minutes", "{:.1f}")
         costs.append([variant, k, *trained, spent, str(every[0]["nfe"]), ms(there[0])])
-    head = ["", "K", *map(short, first), "mean", *map(short, others)]
+    head = ["", "K", *map(short, first), *(["mean"] if whole else []), *map(short, others)]
     return [*markdown(head, scores), "", *markdown(["", "K", "seeds", "steps", "min", "calls", "ms"], costs)]
 
 
