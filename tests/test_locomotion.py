@@ -7,6 +7,7 @@ import math
 import shutil
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from helpers import write_hdf5
 import kdp
 from kdp.bench import locomotion, opponents, peers
 from kdp.bench.evaluate import evaluate, roll
-from kdp.bench.locomotion import BEST, FOLLOWED, MEAN, RANKED, UNRANKED, VARIANTS, judgings_of, locomotion_runs
+from kdp.bench.locomotion import BEST, FOLLOWED, MEAN, RANKED, UNRANKED, VARIANTS, judgings_of, locomotion_runs, ways_of
 from kdp.bench.locomotion_page import locomotion_summary
 from kdp.bench.results import COLUMNS, read
 from kdp.bench.tables import ablations_page
@@ -699,16 +700,16 @@ def test_diffuser_learns_from_the_windows_that_ours_does_and_what_is_published_f
 
 def test_diffuser_is_ranked_by_its_own_scorer_and_by_that_of_kdp_with_the_same_seed():
     studied = locomotion_runs(["hopper-medium"], ["kdp", "diffuser"], 2, None, False, "cpu", Path("runs"))
-    every = judgings_of(studied, list(FOLLOWED), False)
+    every = judgings_of(studied, list(FOLLOWED.values()), False)
     lent = [(j.training.folder.name, j.scorer.name, j.protocol) for j in every if j.scorer]
     assert lent == [
         (f"hopper-medium-diffuser-{seed}", f"hopper-medium-kdp-{seed}", asked)
         for seed in (0, 1)
         for asked in (RANKED, BEST)  # the others need no scores
     ]
-    own = [j.protocol for j in judgings_of(studied[2:], list(FOLLOWED), False)]
+    own = [j.protocol for j in judgings_of(studied[2:], list(FOLLOWED.values()), False)]
     assert own == 2 * [RANKED, MEAN, BEST, UNRANKED]  # where KDP is not in the study too
-    assert [j.protocol for j in judgings_of(studied[2:], ["best"], False)] == 2 * [BEST]
+    assert [j.protocol for j in judgings_of(studied[2:], [BEST], False)] == 2 * [BEST]
     domain = DOMAINS["hopper-medium"]
     sees = {name: run.config.for_domain(domain).value.sees for name, run in studied}
     assert sees == {"kdp": "actions", "diffuser": "window"}
@@ -834,19 +835,26 @@ def test_a_peer_that_was_begun_alone_is_finished_alone(kdp_command, few_steps, t
     assert [(fuse, [one.seed for one in some]) for fuse, *some in asked] == [(False, [0, 2]), (False, [1])]
 
 
-def test_a_table_shows_the_newest_of_each_way_to_follow_plans_however_strong_its_blend():
-    """A run that follows a blend of another strength, or draws from other noise, takes the place of the one before."""
+def test_ways_to_follow_plans_are_names_and_numbers():
+    assert ways_of("own,best,5,best") == [RANKED, BEST, replace(BEST, blend=5.0)]
+    for wrong in ("blend", "-1", "0", "nan", "inf", ""):
+        with pytest.raises(UserError, match="is not a way to follow plans, nor a blend"):
+            ways_of(f"own,{wrong}")
+
+
+def test_a_table_shows_the_newest_of_each_way_to_follow_plans():
+    """Each strength of a blend has a line of its own; a run that draws from other noise takes the place of an older."""
     plain = dict.fromkeys(COLUMNS) | {"suite": "locomotion", "device": "x", "task": "hopper-medium", "variant": "kdp"}
     plain |= {"method": "kdp", "episodes": 20, "train_steps": 1, "train_minutes": 1.0, "nfe": 1, "quick": False}
-    asked = [(64, 2.0, True), (64, 1.0, False), (64, 0.0, True), (1, 2.0, True)]
+    asked = [(64, 10.0, True), (64, 2.5, True), (64, 1.0, False), (64, 0.0, True), (1, 2.5, True)]
     rows = []
     for at, commit in enumerate(("old", "new")):
         for number, (k, blend, scored) in enumerate(asked):
-            told = {"candidates": k, "blend": blend + at if blend == 2 else blend, "scored": scored, "commit": commit}
-            rows += [plain | told | {"seed": seed, "score": 100.0 * at + number, "config": {}} for seed in range(2)]
+            told = {"candidates": k, "blend": blend, "scored": scored, "commit": commit, "config": {"temperature": at}}
+            rows += [plain | told | {"seed": seed, "score": 100.0 * at + number} for seed in range(2)]
     lines = locomotion_summary(rows).splitlines()
-    shown = [[cell.strip() for cell in line.split("|")[1:4]] for line in lines if line.startswith("| kdp")][:4]
-    ways = ["64, blend", "64, mean", "64, best", "1"]
+    shown = [[cell.strip() for cell in line.split("|")[1:4]] for line in lines if line.startswith("| kdp")][:5]
+    ways = ["64, blend 10", "64, blend 2.5", "64, mean", "64, best", "1"]
     assert shown == [["kdp", way, f"10{number}.0±0.0"] for number, way in enumerate(ways)]
 
 

@@ -126,7 +126,7 @@ def locomotion_command(
         tasks: Collected sets, separated by commas; "all" are the six of the paper.
         variants: Methods and peers, separated by commas.
         followed: What is executed of 64 plans, separated by commas. own: as the run says, a blend. mean: their mean.
-            best: the one of the highest score. one: a single plan, unranked.
+            best: the one of the highest score. one: a single plan, unranked. A number: such a blend.
         seeds: Runs of each.
         jobs: Processes side by side.
         steps: Training steps; the domain's own unless given.
@@ -141,14 +141,14 @@ def locomotion_command(
         runs: Folder for the runs; a study that was stopped goes on from there.
         results: File to append to.
     """
-    from kdp.bench.locomotion import FOLLOWED, TASKS, VARIANTS, bench_locomotion, collect_missing
+    from kdp.bench.locomotion import TASKS, VARIANTS, bench_locomotion, collect_missing, ways_of
     from kdp.bench.peer_settings import PEERS
     from kdp.domains.locomotion import LOCOMOTION
 
     check_study(seeds, jobs, device)
     names = names_of("task", ",".join(TASKS) if tasks == "all" else tasks, [domain.name for domain in LOCOMOTION])
     chosen = names_of("variant", variants, [*VARIANTS, *PEERS])
-    ways = names_of("way to follow plans", followed, FOLLOWED)
+    ways = ways_of(followed)
     collect_missing(names, policies)
     console = Console(stderr=True)
     looks = sorted(counts_of("peer-steps", peer_steps))

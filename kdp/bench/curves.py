@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from kdp.bench.jobs import Judging, Training, is_finished, judge_run, said, side_by_side, train_until
-from kdp.bench.locomotion import locomotion_runs, protocols
+from kdp.bench.locomotion import RANKED, locomotion_runs, protocols
 from kdp.bench.maze2d import PROTOCOLS, maze_runs
 from kdp.bench.maze2d import TASKS as MAZES
 from kdp.bench.results import Rows, append, holds, read
@@ -52,7 +52,7 @@ def bench_curves(
         for variant, training in locomotion_runs(
             [task for task in tasks if task not in MAZES], methods, seeds, steps, quick, device, runs
         )
-        for protocol in protocols(training.config.method, ["own"], quick)
+        for protocol in protocols(training.config.method, [RANKED], quick)
     ]
     curves = [curve_of(judging, steps, points) for judging in judgings]
     for curve in curves:

@@ -3,6 +3,7 @@ same data, judged in the same episodes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -18,6 +19,7 @@ from kdp.config import RunConfig
 from kdp.domains.locomotion import BODIES
 from kdp.domains.locomotion import TASKS as SETS
 from kdp.drift import DriftConfig
+from kdp.errors import UserError, did_you_mean
 from kdp.methods.diffuser import DiffusionConfig
 from kdp.networks import NetworkConfig
 from kdp.train import WEIGHT_DECAY, LoopConfig
@@ -73,6 +75,21 @@ RANKED, MEAN, BEST, UNRANKED = (
 FOLLOWED = {"own": RANKED, "mean": MEAN, "best": BEST, "one": UNRANKED}  # as the run says (a blend), or otherwise
 
 
+def ways_of(text: str) -> list[Protocol]:
+    """Ways to follow plans, separated by commas: names, and numbers, which are blends."""
+    ways = []
+    for name in text.split(","):
+        try:
+            blend = float(name)
+        except ValueError:
+            blend = 0.0
+        if not (name in FOLLOWED or 0 < blend < math.inf):
+            known = did_you_mean(name, FOLLOWED)
+            raise UserError(f"{name!r} is not a way to follow plans, nor a blend (a number above 0). {known}")
+        ways.append(FOLLOWED[name] if name in FOLLOWED else Protocol("action", CANDIDATES, blend=blend))
+    return list(dict.fromkeys(ways))
+
+
 def collect_missing(tasks: list[str], policies: Path | None) -> None:
     """Data that are not there are collected from the policies in this folder; without one, it is said how to."""
     for task, domain in SETS.items():
@@ -107,13 +124,13 @@ def locomotion_runs(
     return studied
 
 
-def protocols(method: str, followed: list[str], quick: bool) -> list[Protocol]:
+def protocols(method: str, followed: list[Protocol], quick: bool) -> list[Protocol]:
     """How a method is judged. Regression has nothing to rank."""
-    asked = [UNRANKED] if method == "bc" else [FOLLOWED[name] for name in followed]
+    asked = [UNRANKED] if method == "bc" else followed
     return [protocol.quick() for protocol in asked] if quick else asked
 
 
-def judgings_of(studied: list[tuple[str, Training]], followed: list[str], quick: bool) -> list[Judging]:
+def judgings_of(studied: list[tuple[str, Training]], followed: list[Protocol], quick: bool) -> list[Judging]:
     """What there is to measure. What is ranked is so by a lender's scorer too, where the lender is in the study."""
     folders = {(variant, run.config.dataset, run.config.seed): run.folder for variant, run in studied}
     judgings = []
@@ -132,7 +149,7 @@ def judgings_of(studied: list[tuple[str, Training]], followed: list[str], quick:
 def bench_locomotion(
     tasks: list[str],
     variants: list[str],
-    followed: list[str],
+    followed: list[Protocol],
     seeds: int,
     jobs: int,
     steps: int | None,

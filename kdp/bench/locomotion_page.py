@@ -21,7 +21,7 @@ def locomotion_page(rows: Rows) -> str:
 
 def locomotion_summary(rows: Rows) -> str:
     """The tables of each device, whose budgets are not the same, what they say, and where their rows come from."""
-    rows = [row | {"way": way(row)} for row in rows]  # a blend is a blend, however strong it was at the time
+    rows = [row | {"way": way(row)} for row in rows]
     groups = latest(rows, ("device", "task", "way"))
     tables: list[str] = []
     for device in dict.fromkeys(group[0]["device"] for group in groups):
@@ -78,7 +78,8 @@ def way(row: Row) -> tuple[str, str]:
     if not row.get("scored", True):
         return row["variant"], f"{row['candidates']}, mean"
     lender = f", {row['ranked_by']}'s J" if row.get("ranked_by") else ""
-    return row["variant"] + lender, f"{row['candidates']}, {'blend' if row.get('blend') else 'best'}"
+    followed = f"blend {row['blend']:g}" if row.get("blend") else "best"
+    return row["variant"] + lender, f"{row['candidates']}, {followed}"
 
 
 def thousands(steps: int) -> str:
@@ -99,10 +100,10 @@ def _average(mine: dict[str, Rows]) -> str:
     return f"{np.mean([np.mean(scores) for scores in six]):.1f}" if all(six) else ""
 
 
-def _order(named: tuple[str, str]) -> tuple[int, int]:
-    """As in the study; blends first, then plain means, then the best, then single plans. (Sorting keeps the order of
-    what is the same by this.)"""
+def _order(named: tuple[str, str]) -> tuple[int, float]:
+    """As in the study; blends first, the strongest before the others, then plain means, then the best, then single
+    plans. (Sorting keeps the order of what is the same by this.)"""
     variant, k = named
-    names, followed = [*VARIANTS, *PEERS], ["blend", "mean", "best", "1"].index(k.split()[-1])
-    name = variant.split(",")[0]
+    names, name, last = [*VARIANTS, *PEERS], variant.split(",")[0], k.split()[-1]
+    followed = {"mean": 1.0, "best": 2.0, "1": 3.0}[last] if "blend" not in k else -float(last)
     return names.index(name) if name in names else len(names), followed
