@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import write_hdf5
+import torch
+from helpers import brief_inverse, write_hdf5
 from rich.console import Console
 
+import kdp
 from kdp.datasets import open_file
 from kdp.datasets.files import check_arrays, read_hdf5, read_npz
 from kdp.datasets.info import describe, histogram, print_info
@@ -144,6 +146,28 @@ def test_the_real_door_file_is_read():
     episodes = open_file(real("adroit/door-human.npz"))
     assert (len(episodes), episodes.state_dim, episodes.action_dim) == (6729, 39, 28)
     assert len(episodes.lengths) == 25 and not episodes.terminals.any()  # it has timeouts only
+
+
+@pytest.mark.parametrize("name", ["kitchen/kitchen-complete-v0.hdf5", "adroit/door-human.npz"])
+def test_a_real_file_is_trained_on_and_planned_with(kdp_command, tmp_path, name):
+    """Planned first actions come nearer to what the people did than the mean of all that they did."""
+    path, run = real(name), tmp_path / "run"
+    sizes = ["--network.width", 64, "--value.width", 16, "--value.heads", 2, "--horizon", 4, "--batch", 256]
+    with brief_inverse():
+        words = ["--value.scorer", "return", *sizes, "--loop.warmup", 10, "--steps", 150, "--run", run]
+        assert kdp_command("train", path, *words)[0] == 0
+    planner, episodes = kdp.load(run), open_file(path)
+    some = torch.arange(0, len(episodes), len(episodes) // 200)
+    random = torch.Generator().manual_seed(0)
+    plans = planner.plan_batch(episodes.observations[some], None, candidates=16, generator=random)
+    assert plans.scores.isfinite().all() and plans.scores.std(1).min() > 0
+    planned = plans.candidates[:, :, 0, episodes.state_dim :][..., : episodes.action_dim].mean(1)
+    spread = episodes.actions.std(0)
+    missed, usual = (
+        ((guess - episodes.actions[some]) / spread)[:, spread > 0.01].square().mean()
+        for guess in (planned, episodes.actions.mean(0))
+    )
+    assert missed < 0.8 * usual
 
 
 # The rules
