@@ -62,7 +62,7 @@ def check_room(folder: Path, size: int) -> None:
 def reason(error: BaseException) -> str:
     """Why, for the middle of a sentence: in the system's words, else the first line of the message."""
     if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
+        return error.strerror if error.errno < 0 and error.strerror else os.strerror(error.errno)  # < 0: of look-ups
     within = re.search(r"error message = '([^']+)'", str(error))  # HDF5's way to quote the system
     lines = str(error).strip().splitlines()
     return within.group(1) if within else lines[0].rstrip(".") if lines else type(error).__name__

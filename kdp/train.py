@@ -64,7 +64,7 @@ class LoopConfig:
     launch. Meant for long runs of small networks."""
     bf16: bool = False
     """Networks compute in bfloat16, on a GPU or a CPU that has instructions for it; weights, fields and losses stay in
-    single precision. Faster, and not for nothing: in rare states plans may be worse (docs/paper-to-code.md)."""
+    single precision. Faster, and not for nothing: in rare states plans may be worse (docs/trials.md)."""
     log_every: int = 50
     """Steps between rows of metrics.jsonl."""
     save_every: float = 60.0

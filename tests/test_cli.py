@@ -250,11 +250,11 @@ def without_a_part(folder, patch):
 
 
 def offline(folder, patch):
-    def no_network(**_):
+    def no_network():
         raise ConnectionError("no route to host")
 
     patch.setenv("MINARI_DATASETS_PATH", str(folder))
-    patch.setattr("minari.list_remote_datasets", no_network)
+    patch.setattr("kdp.datasets.minari_sets.find_hub", no_network)
 
 
 def little_data(folder, patch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -331,6 +332,7 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
 @pytest.fixture
 def minari_home(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.setattr("kdp.datasets.minari_sets.find_hub", lambda: None)
     return tmp_path
 
 
@@ -420,6 +422,17 @@ def test_offline_a_minari_dataset_fails_at_once(minari_home, monkeypatch):
     assert time.monotonic() - start < 10
     assert "kdp/none-v0 is not on this machine and cannot be downloaded (no route to host)" in sentence
     assert "kdp data make" in sentence and ".npz" in sentence
+
+
+def test_a_hub_whose_name_is_not_found_is_not_asked(tmp_path, monkeypatch):
+    def unknown(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.setattr("socket.getaddrinfo", unknown)
+    monkeypatch.setattr("kdp.datasets.minari_sets.getproxies", dict)
+    monkeypatch.setattr("minari.list_remote_datasets", lambda **_: pytest.fail("asked"))
+    assert "cannot be downloaded (Name or service not known)" in refusal(read_minari, "kdp/none-v0")
 
 
 def test_a_remote_that_never_answers_is_given_up(minari_home, monkeypatch):

@@ -629,6 +629,7 @@ def test_no_network_and_no_answer_are_told_at_once(monkeypatch, tmp_path, conten
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     assert "Did you mean 'hopper-medium-v2'?" in refusal(d4rl.file_name, "hopper-medum-v2")
+    assert "kdp train mujoco/hopper/medium-v0" in refusal(d4rl.file_name, "mujoco/hopper/medium-v0")
 
 
 def test_the_addresses_are_d4rls():

@@ -50,6 +50,23 @@ def test_every_file_that_the_readme_names_is_there():
         assert (ROOT / (pair[0] or pair[1])).exists(), pair
 
 
+def anchors(page):
+    """What a page's headings are called in a link."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", sorted(["README.md", *(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]))
+def test_every_link_between_pages_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text()):
+        path, _, anchor = link.partition("#")
+        if "://" in path:
+            continue
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{page} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{page} links to {link}; there are {sorted(anchors(target))}"
+
+
 @pytest.mark.slow
 def test_make_demo_does_what_the_readme_says(tmp_path):
     subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)

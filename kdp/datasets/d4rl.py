@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from kdp.datasets import minari_sets
-from kdp.datasets.minari_sets import in_time
+from kdp.datasets.minari_sets import in_time, is_minari_id
 from kdp.errors import UserError, did_you_mean
 from kdp.files import reason, replacing
 
@@ -43,6 +43,8 @@ FILES: dict[str, str] = {
 
 def file_name(name: str) -> str:
     """What D4RL calls the file of a dataset."""
+    if "/" in name and is_minari_id(name):
+        raise UserError(f"{name!r} is one of Minari's, which training fetches by itself. Try `kdp train {name}`.")
     if name not in FILES:
         raise UserError(f"{name!r} is not a dataset of D4RL's that is known here. {did_you_mean(name, FILES)}")
     return FILES[name].rsplit("/", 1)[1]
@@ -96,7 +98,7 @@ def _failed(name: str, url: str, error: Exception) -> UserError:
     if isinstance(error, urllib.error.HTTPError):
         why = f"the server answered {error.code} {error.reason}"
     else:
-        why = getattr(cause, "strerror", None) or (reason(cause) if isinstance(cause, Exception) else str(cause))
+        why = reason(cause) if isinstance(cause, Exception) else str(cause)
     return UserError(
         f"{name} cannot be downloaded from {url} ({why}). Get the file where there is a network and train on its path, "
         "or collect data with `kdp data collect`."

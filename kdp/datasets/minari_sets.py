@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 
@@ -190,8 +193,12 @@ def _download(dataset_id: str) -> None:
     """Ask the remote first: with no network it may try for minutes."""
     import minari
 
+    def ask() -> dict[str, Any]:
+        find_hub()
+        return minari.list_remote_datasets(prefix=dataset_id.rsplit("-v", 1)[0])
+
     try:
-        known = in_time(lambda: minari.list_remote_datasets(prefix=dataset_id.rsplit("-v", 1)[0]))
+        known = in_time(ask)
     except Exception as error:  # each remote has errors of its own, without a common base
         raise _missing(dataset_id, error) from error
     if dataset_id not in known:
@@ -202,6 +209,14 @@ def _download(dataset_id: str) -> None:
             minari.download_dataset(dataset_id)
     except Exception as error:
         raise _missing(dataset_id, error) from error
+
+
+def find_hub() -> None:
+    """OSError where the hub's name is not found: its client would try again and again, and print every time."""
+    from huggingface_hub.constants import ENDPOINT
+
+    if os.environ.get("MINARI_REMOTE", "hf://").startswith("hf://") and not getproxies():  # a proxy may find it
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, None)
 
 
 def _unreadable(folder: Path, error: Exception) -> UserError:

@@ -136,7 +136,7 @@ class GymEnvironments:
             env.close()
 
 
-NETWORK = Sizes(blocks=1, trunk=2)  # most of a plan is what its state asks for (docs/paper-to-code.md)
+NETWORK = Sizes(blocks=1, trunk=2)  # most of a plan is what its state asks for (docs/trials.md)
 
 
 def locomotion_domain(task: Task, about: str) -> Domain:
@@ -151,7 +151,7 @@ def locomotion_domain(task: Task, about: str) -> Domain:
         weight_decay=0.03,
         temperature=0.75,
         bounded=True,
-        positives=1,  # of a hundred thousand windows the nearest is ten bandwidths away (docs/paper-to-code.md)
+        positives=1,  # of a hundred thousand windows the nearest is ten bandwidths away (docs/trials.md)
         environments=lambda count: GymEnvironments(body, count),
         episode_steps=EPISODE_STEPS,
         reference=body.reference,
