@@ -808,8 +808,10 @@ def test_peers_are_judged_on_the_way_where_that_is_what_a_shorter_training_ends_
     wanted = [("iql", 6), *(("td3+bc", steps) for steps in (2, 4, 6))]  # iql's rate falls over the whole training
     assert told == [(name, steps, seed) for name, steps in wanted for seed in (0, 1)]
     assert len({r["return_mean"] for r in rows}) == len(rows)
-    shown = [line.split("|")[1].strip() for line in locomotion_summary(rows).splitlines() if line.startswith("| ")]
-    assert shown == ["", "iql, 6", "td3+bc, 2", "td3+bc, 4", "td3+bc, 6"] * 2
+    for tables, costs in ((1, False), (2, True)):
+        lines = locomotion_summary(rows, costs).splitlines()
+        shown = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
+        assert shown == ["", "iql, 6", "td3+bc, 2", "td3+bc, 4", "td3+bc, 6"] * tables
 
     shorter = ("--peer-steps", 4, "--runs", tmp_path / "shorter", "--results", tmp_path / "shorter.jsonl")
     assert kdp_command(*words, *shorter)[0] == 0
@@ -870,8 +872,9 @@ def test_a_table_says_of_which_sets_all_lines_had_the_very_same_data():
     rows = [line("hopper-medium", "kdp", "b", "old"), line("hopper-medium", "kdp", "a")]
     rows += [line("hopper-medium", "bc", "a"), line("walker2d-medium", "kdp", "a"), line("walker2d-medium", "bc", "b")]
     rows += [line("halfcheetah-medium", "kdp", "a"), line("halfcheetah-medium", "bc", None)]
+    rows += [line("hopper-medium", "kdp", None) | {"device": "y"}]  # which another device does not change
     said = " ".join(locomotion_summary(rows).split())
-    assert "by their digests: Ho m." in said
+    assert "by their digests: Ho m on x." in said
     assert "digests" not in locomotion_summary(rows[3:])
     assert "| mean |" not in locomotion_summary(rows)  # of three sets: there is none of the six
     assert "| mean |" in locomotion_summary([line(task, "kdp", "a") for task in locomotion.TASKS])

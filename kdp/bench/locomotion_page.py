@@ -16,44 +16,50 @@ KINDS = {"medium": "m", "medium-expert": "me", "medium-narrow": "narrow", "mediu
 def locomotion_page(rows: Rows) -> str:
     """The whole page."""
     lines = ["# Locomotion", "", "Written by `kdp table` from `results/locomotion.jsonl`.", ""]
-    return "\n".join([*lines, locomotion_summary(rows), ""])
+    return "\n".join([*lines, locomotion_summary(rows, costs=True), ""])
 
 
-def locomotion_summary(rows: Rows) -> str:
-    """The tables of each device, whose budgets are not the same, what they say, and where their rows come from."""
+def locomotion_summary(rows: Rows, costs: bool = False) -> str:
+    """A table for each device, whose budgets are not the same, with the `costs` in a second one; what they say, and
+    where their rows come from."""
     rows = [row | {"way": way(row)} for row in rows]
     groups = latest(rows, ("device", "task", "way"))
     tables: list[str] = []
     for device in dict.fromkeys(group[0]["device"] for group in groups):
-        tables += [f"{device}:", "", *_tables([group for group in groups if group[0]["device"] == device]), ""]
+        tables += [f"{device}:", "", *_tables([group for group in groups if group[0]["device"] == device], costs), ""]
     episodes = few({row["episodes"] for group in groups for row in group})
     note = (
         f"Regenerated data (collected from policies), not D4RL's files; returns on D4RL's scale. HC, Ho, Wa: "
         f"half-cheetah, hopper, walker; m: medium, me: medium-expert. Mean ± standard error over seeds, {episodes} "
         f"episodes each; mean: of the six sets. K: candidates, of which the scorer's best is followed, or a blend of "
-        f"all in which the better count more, or their plain mean. steps and min: of training, beside others on the "
-        f"same device; calls: network calls one after the other in a plan; ms: median time of a decision."
+        f"all in which the better count more, or their plain mean."
     )
-    shared = [short(task) for task in dict.fromkeys(group[0]["task"] for group in groups) if _one_data(groups, task)]
+    if costs:
+        note += (
+            " steps and min: of training, beside others on the same device; calls: network calls one after the other "
+            "in a plan; ms: median time of a decision."
+        )
+    columns = dict.fromkeys((group[0]["device"], group[0]["task"]) for group in groups)
+    shared = [f"{short(task)} on {device}" for device, task in columns if _one_data(groups, device, task)]
     if shared:
-        note += f" All lines of these sets are of the very same data, by their digests: {', '.join(shared)}."
+        note += f" All lines of these columns are of the very same data, by their digests: {'; '.join(shared)}."
     return "\n".join([*tables, *prose(note), "", *origin(groups)])
 
 
-def _one_data(groups: list[Rows], task: str) -> bool:
-    """Whether it is known that all that is shown of a set was trained on the same episodes."""
-    digests = {row.get("data") for group in groups for row in group if row["task"] == task}
+def _one_data(groups: list[Rows], device: str, task: str) -> bool:
+    """Whether it is known that all that is shown of a set on a device was trained on the same episodes."""
+    digests = {row.get("data") for group in groups for row in group if (row["device"], row["task"]) == (device, task)}
     return len(digests) == 1 and None not in digests
 
 
-def _tables(groups: list[Rows]) -> list[str]:
+def _tables(groups: list[Rows], costs: bool) -> list[str]:
     """Scores and costs. The mean is over the six sets of the study, where all were measured; other sets stand behind
     it."""
     by = {(*way(g[0]), g[0]["task"]): g for g in groups}
     measured = dict.fromkeys(g[0]["task"] for g in groups)
     first, others = [task for task in TASKS if task in measured], [task for task in measured if task not in TASKS]
     whole = len(first) == len(TASKS)  # else there is no mean of all
-    scores, costs = [], []
+    scores, spent = [], []
     groups = sorted(groups, key=lambda group: group[0]["train_steps"])  # a peer's lines, the shortest first
     for variant, k in sorted(dict.fromkeys(way(g[0]) for g in groups), key=_order):
         mine = {task: by.get((variant, k, task), []) for task in [*first, *others]}
@@ -62,10 +68,11 @@ def _tables(groups: list[Rows]) -> list[str]:
         there = [group for group in mine.values() if group]
         every = [row for group in there for row in group]
         trained = [few({len(group) for group in there}), few({row["train_steps"] for row in every})]
-        spent = mean(every, "train_minutes", "{:.1f}")
-        costs.append([variant, k, *trained, spent, str(every[0]["nfe"]), ms(there[0])])
+        minutes = mean(every, "train_minutes", "{:.1f}")
+        spent.append([variant, k, *trained, minutes, str(every[0]["nfe"]), ms(there[0])])
     head = ["", "K", *map(short, first), *(["mean"] if whole else []), *map(short, others)]
-    return [*markdown(head, scores), "", *markdown(["", "K", "seeds", "steps", "min", "calls", "ms"], costs)]
+    second = ["", *markdown(["", "K", "seeds", "steps", "min", "calls", "ms"], spent)] if costs else []
+    return [*markdown(head, scores), *second]
 
 
 def way(row: Row) -> tuple[str, str]:
