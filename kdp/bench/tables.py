@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kdp.bench.ablations import OURS, VALUE, VARIANTS
 from kdp.bench.latency import latency_lines
 from kdp.bench.locomotion_page import locomotion_page, locomotion_summary
 from kdp.bench.markdown import few, markdown, mean, ms, origin, prose, score
@@ -161,8 +162,9 @@ def ablations_page(rows: Rows) -> str:
         ways = sorted(
             {(g[0]["executor"], g[0]["candidates"]) for g in mine}, key=lambda w: (EXECUTORS.index(w[0]), -w[1])
         )
-        body = []
-        for variant in dict.fromkeys(group[0]["variant"] for group in mine):
+        body, order = [], [*VARIANTS, *OURS, *VALUE]  # the study's, and last what it no longer has
+        shown = dict.fromkeys(group[0]["variant"] for group in mine)
+        for variant in sorted(shown, key=lambda name: order.index(name) if name in order else len(order)):
             judged = [by.get((variant, *way), []) for way in ways]
             some = next(group for group in judged if group)
             cells = [variant, str(len(some)), *map(score, judged), mean(some, "walls", "{:.1%}")]
